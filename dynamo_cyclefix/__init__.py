@@ -1,0 +1,106 @@
+"""Backport of PyTorch's fix for exceptions that leave Dynamo and pin the Python stack.
+
+Importing the package activates it, unless ``DYNAMO_CYCLEFIX=off``.  That places one light finder
+and imports nothing else: the patches are applied when torch's own modules are imported.
+"""
+
+import os
+import sys
+
+from dynamo_cyclefix._errors import CatalogueError, PatchError
+from dynamo_cyclefix._finder import TargetFinder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dynamo_cyclefix._status import Status
+
+__all__ = ["CatalogueError", "PatchError", "activate", "deactivate", "status"]
+__version__ = "0.1.0"
+
+_finder: "TargetFinder | None" = None
+
+
+def activate(
+    *,
+    strict: "bool | None" = None,
+    patches: "str | None" = None,
+    accept_unseen: "bool | None" = None,
+    way: str = "activate()",
+) -> None:
+    """Patch torch: at once what is imported already, the rest when it is imported.
+
+    Does nothing, and says so in the log, where ``DYNAMO_CYCLEFIX=off``: that is the operator's
+    switch.  Called again, it starts anew with the options given.
+
+    Args:
+        strict: raise where an affected torch cannot be patched; by default whether
+            ``DYNAMO_CYCLEFIX=strict``.
+        patches: the ids of the patches to apply, separated by commas, or, each with a ``-`` before
+            it, of those not to apply; by default ``DYNAMO_CYCLEFIX_PATCHES``; all if that is empty.
+        accept_unseen: whether strict mode accepts a source that no known release has, if it passes
+            every structural check; by default whether ``DYNAMO_CYCLEFIX_UNSEEN=accept``.
+        way: what activates, for :func:`status`.
+
+    Raises:
+        PatchError: in strict mode, if torch is imported already and could not be patched.  Nothing
+            is active then.
+    """
+    global _finder
+    mode = _mode()
+    if mode == "off":
+        _warn("not activated: DYNAMO_CYCLEFIX=off", level="INFO")
+        return
+    deactivate()
+    _finder = TargetFinder(
+        strict=mode == "strict" if strict is None else strict,
+        patches=os.environ.get("DYNAMO_CYCLEFIX_PATCHES", "") if patches is None else patches,
+        accept_unseen=os.environ.get("DYNAMO_CYCLEFIX_UNSEEN") == "accept"
+        if accept_unseen is None
+        else accept_unseen,
+        way=way,
+    )
+    sys.meta_path.insert(0, _finder)
+    if "torch" in sys.modules:
+        try:
+            _finder.catch_up()
+        except PatchError:
+            deactivate()
+            raise
+
+
+def deactivate() -> None:
+    """Give every patched function its original code object again, and stop waiting for others."""
+    global _finder
+    finder, _finder = _finder, None
+    if finder is not None:
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+        finder.take_back()
+
+
+def status() -> "Status":
+    """Tell what is patched in this process, and why the rest is not.
+
+    Imports neither torch nor any part of it: a patch whose modules are not imported is "pending".
+    """
+    from dynamo_cyclefix import _status
+
+    return _status.status(_finder)
+
+
+def _mode() -> str:
+    mode = os.environ.get("DYNAMO_CYCLEFIX", "").strip().lower() or "on"
+    if mode in ("off", "on", "strict"):
+        return mode
+    _warn(f"DYNAMO_CYCLEFIX={mode!r} is unknown, expected off, on or strict; it counts as on")
+    return "on"
+
+
+def _warn(message: str, level: str = "WARNING") -> None:
+    import logging
+
+    logging.getLogger(__name__).log(getattr(logging, level), message)
+
+
+if _mode() != "off":
+    activate(way="import")

@@ -1,0 +1,21 @@
+"""The errors of the package, in a module that costs nothing to import."""
+
+
+class PatchError(RuntimeError):
+    """In strict mode: an affected torch could not be patched.
+
+    Raised by the import of the target module (or by :func:`dynamo_cyclefix.activate` when that
+    module is loaded already).  Not an ``ImportError``, so that ``try: import torch`` cannot hide it.
+    """
+
+
+class CatalogueError(ValueError):
+    """A file in ``patches/`` is malformed: names the file, the key, what was found and expected."""
+
+
+class Refused(Exception):  # noqa: N818 - an outcome, not an error: the function stays as it was
+    """A function was left as it was; the text says why."""
+
+
+class SourceMissing(Refused):
+    """Refused only because the function's source cannot be read."""

@@ -1,0 +1,150 @@
+"""The meta-path finder: waits for a target module, then has it patched before anyone can use it.
+
+This module runs in every interpreter that activates us, so it imports next to nothing.  What does
+the work (:mod:`dynamo_cyclefix._patcher`) is loaded with the first submodule of torch.
+"""
+
+import sys
+import time
+from _thread import get_ident
+
+from dynamo_cyclefix._errors import PatchError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+    from dynamo_cyclefix._patcher import Patcher
+
+
+class TargetFinder:
+    """Finds nothing by itself: gives the spec that the other finders find a patching loader.
+
+    Args:
+        strict: raise :class:`PatchError` where an affected torch cannot be patched.
+        patches: which patches, see :func:`dynamo_cyclefix.activate`.
+        accept_unseen: whether strict mode accepts a source that no known release has.
+        way: what activated us, for ``status``.
+    """
+
+    def __init__(self, strict: bool, patches: str, accept_unseen: bool, way: str) -> None:
+        self.strict = strict
+        self.way = way
+        self.since = time.time()
+        self.error = ""
+        self._patches = patches
+        self._accept_unseen = accept_unseen
+        self._patcher: "Patcher | None" = None
+        self._asked: "set[tuple[str, int]]" = set()
+
+    def patcher(self) -> "Patcher | None":
+        """What applies the patches; ``None`` if it cannot be made, which is said once.
+
+        Raises:
+            PatchError: in strict mode, if it cannot be made.
+        """
+        if self._patcher is None and not self.error:
+            try:
+                from dynamo_cyclefix import _patcher
+
+                self._patcher = _patcher.make(self.strict, self._patches, self._accept_unseen)
+            except Exception as error:
+                self.give_up(error)
+        return self._patcher
+
+    def give_up(self, error: Exception) -> None:
+        """After a fault of our own: leave torch alone from here on, and say so.
+
+        Raises:
+            PatchError: in strict mode.
+        """
+        import logging
+
+        if not self.error:
+            self.error = f"{type(error).__name__}: {error}"
+            logging.getLogger("dynamo_cyclefix").warning("no patch is applied: %s", self.error)
+            if self._patcher is not None:
+                self._patcher.take_back()
+                self._patcher = None
+        if self.strict:
+            raise PatchError(f"no patch can be applied ({self.error})") from error
+
+    def catch_up(self) -> None:
+        """Patch what was imported past this finder.
+
+        Raises:
+            PatchError: in strict mode, if an affected torch cannot be patched.
+        """
+        patcher = self.patcher()
+        if patcher is not None:
+            patcher.catch_up()
+
+    def take_back(self) -> None:
+        """Give every function its original code object again."""
+        if self._patcher is not None:
+            self._patcher.take_back()
+
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
+        """See :meth:`importlib.abc.MetaPathFinder.find_spec`."""
+        if not name.startswith("torch."):
+            return None
+        # Another program's finder may ask every finder in turn, us too, on our own question.
+        question = name, get_ident()
+        if question in self._asked:
+            return None
+        self._asked.add(question)
+        try:
+            self.catch_up()
+            if self._patcher is None or name not in self._patcher.modules:
+                return None
+            spec = self._ask_others(name, path, target)
+            if spec is not None and hasattr(spec.loader, "exec_module"):
+                spec.loader = PatchingLoader(spec.loader, self)
+            return spec
+        finally:
+            self._asked.discard(question)
+
+    def _ask_others(
+        self, name: str, path: "Sequence[str] | None", target: "ModuleType | None"
+    ) -> "ModuleSpec | None":
+        finders = list(sys.meta_path)
+        # Those before us have said no already.
+        others = finders[finders.index(self) + 1 :] if self in finders else finders
+        for finder in others:
+            find_spec = getattr(finder, "find_spec", None)
+            spec: "ModuleSpec | None" = find_spec and find_spec(name, path, target)
+            if spec is not None:
+                return spec
+        return None
+
+
+class PatchingLoader:
+    """Executes a target module with its own loader, then has it patched."""
+
+    def __init__(self, loader: "Any", finder: TargetFinder) -> None:
+        self._loader = loader
+        self._finder = finder
+
+    def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
+        """See :meth:`importlib.abc.Loader.create_module`."""
+        module: "ModuleType | None" = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: "ModuleType") -> None:
+        """See :meth:`importlib.abc.Loader.exec_module`."""
+        # The module, and whoever asks it for its source or resources, sees its own loader.
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        patcher = self._finder.patcher()
+        if patcher is not None:
+            patcher.patch_module(module)
+
+    def __getattr__(self, name: str) -> "Any":
+        return getattr(self._loader, name)

@@ -1,0 +1,414 @@
+"""Puts rewritten code in place, takes it out again, and knows the state of every patch."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import gc
+import hashlib
+import logging
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import CodeType, FunctionType, ModuleType
+
+from dynamo_cyclefix import _catalogue, _gate, _rewrite
+from dynamo_cyclefix._catalogue import Catalogue, Patch, Target
+from dynamo_cyclefix._errors import PatchError, Refused, SourceMissing
+
+log = logging.getLogger("dynamo_cyclefix")
+
+
+class State(str, enum.Enum):
+    """What became of a patch or of one of its targets."""
+
+    PENDING = "pending"
+    APPLIED = "applied"
+    UNSEEN = "applied, source not seen before"
+    FIXED = "fixed upstream"
+    UNAFFECTED = "not affected"
+    REFUSED = "not applied"
+    DISABLED = "disabled"
+
+
+@dataclass(frozen=True)
+class TargetStatus:
+    """The state of one function, and why it is that."""
+
+    module: str
+    function: str
+    state: State
+    reason: str
+
+
+@dataclass(frozen=True)
+class PatchStatus:
+    """The state of a patch: that of its targets, taken together."""
+
+    id: str
+    title: str
+    state: State
+    reason: str
+    targets: tuple[TargetStatus, ...]
+
+
+@dataclass(eq=False)
+class Swap:
+    """One outermost function, the code it had and the code it gets.
+
+    ``nested`` pairs the code objects of the nested targets: closures made earlier hold the old one.
+    """
+
+    function: FunctionType
+    original: CodeType
+    replacement: CodeType
+    nested: list[tuple[CodeType, CodeType]]
+
+    def put(self) -> None:
+        """Make the function, and every closure made from it, run the replacement."""
+        self.function.__code__ = self.replacement
+        _exchange(self.nested)
+
+    def take_back(self) -> None:
+        """Undo ``put``, as far as it came; leave a function that somebody else changed since."""
+        if self.function.__code__ is self.replacement:
+            self.function.__code__ = self.original
+        _exchange([(new, old) for old, new in self.nested])
+
+    @property
+    def is_in_place(self) -> bool:
+        return self.function.__code__ is self.replacement
+
+
+def _exchange(pairs: Sequence[tuple[CodeType, CodeType]]) -> None:
+    """Give the second code object to every function that runs the first, wherever it is held."""
+    for old, new in pairs:
+        # Walking all objects takes tens of milliseconds: only where a function holds the code.
+        if _references(old) > _references_unused():
+            for holder in gc.get_referrers(old):
+                if type(holder) is FunctionType and holder.__code__ is old:
+                    holder.__code__ = new
+
+
+def _references(code: CodeType) -> int:
+    return sys.getrefcount(code)
+
+
+@functools.cache
+def _references_unused() -> int:
+    """What ``_references`` counts, as ``_exchange`` calls it, for code that no function runs."""
+    unit = compile("def probe(): pass", "<probe>", "exec")
+    pairs = [(code, unit) for code in unit.co_consts if type(code) is CodeType]
+    # Two lists of pairs hold it in `Swap.take_back`; one too few here only costs a walk.
+    for old, _ in pairs:
+        count = _references(old)
+    return count
+
+
+def make(strict: bool, patches: str, accept_unseen: bool) -> Patcher:
+    """Read the catalogue and select from it.
+
+    Args:
+        strict: see :class:`Patcher`.
+        patches: ids separated by commas: those to apply, or, each after a ``-``, those not to.
+        accept_unseen: see :class:`Patcher`.
+
+    Raises:
+        CatalogueError: the catalogue is damaged.
+    """
+    catalogue = _catalogue.load()
+    return Patcher(catalogue, _select(catalogue, patches), strict, accept_unseen)
+
+
+def _select(catalogue: Catalogue, patches: str) -> frozenset[str]:
+    names = [name.strip() for name in patches.split(",") if name.strip()]
+    for name in names:
+        if name.removeprefix("-") not in catalogue.patches:
+            log.warning(
+                "DYNAMO_CYCLEFIX_PATCHES: unknown patch %r, expected some of %s",
+                name,
+                ", ".join(catalogue.patches),
+            )
+    wanted = {name for name in names if not name.startswith("-")}
+    unwanted = {name[1:] for name in names if name.startswith("-")}
+    return frozenset(catalogue.patches).intersection(wanted or catalogue.patches) - unwanted
+
+
+class Patcher:
+    """Applies the patches of a catalogue to the modules of one torch.
+
+    Args:
+        catalogue: what there is to apply.
+        enabled: the ids of the patches to apply.
+        strict: raise :class:`PatchError` where a patch cannot be applied.
+        accept_unseen: in strict mode, whether a source that no known release has will do.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        enabled: Iterable[str],
+        strict: bool = False,
+        accept_unseen: bool = False,
+    ) -> None:
+        self.catalogue = catalogue
+        self.modules = catalogue.modules
+        self.strict = strict
+        self._accept_unseen = accept_unseen
+        self._enabled = frozenset(enabled)
+        self._lock = threading.RLock()
+        self._waiting = set(self.modules)
+        self._swaps: dict[str, list[Swap]] = defaultdict(list)
+        self._states: dict[Target, tuple[State, str]] = {}
+        self._failures: dict[str, str] = {}
+
+    def catch_up(self) -> None:
+        """Patch the target modules that were imported past the finder.
+
+        Raises:
+            PatchError: in strict mode, see :meth:`patch_module`.
+        """
+        for name in tuple(self._waiting):
+            module = sys.modules.get(name)
+            spec = getattr(module, "__spec__", None)
+            if module is not None and not getattr(spec, "_initializing", False):
+                self.patch_module(module)
+
+    def patch_module(self, module: ModuleType) -> None:
+        """Apply every patch that has targets in a module that has just been executed.
+
+        Raises:
+            PatchError: in strict mode, if a patch for an affected function could not be applied.
+        """
+        with self._lock:
+            self._waiting.discard(module.__name__)
+            failed = []
+            for patch in self.catalogue.patches.values():
+                targets = [t for t in patch.targets if t.module == module.__name__]
+                if targets and patch.id in self._enabled:
+                    self._patch(patch, targets, module)
+                    if patch.id in self._failures:
+                        failed.append(f"{patch.id}: {self._failures[patch.id]}")
+        if failed and self.strict:
+            raise PatchError(
+                f"torch {torch_version()} is affected and could not be patched"
+                f" ({'; '.join(failed)}); set DYNAMO_CYCLEFIX=on to go on without"
+            )
+
+    def _patch(self, patch: Patch, targets: Sequence[Target], module: ModuleType) -> None:
+        try:
+            if patch.id in self._failures:
+                raise Refused(self._failures[patch.id])
+            swaps, states = self._prepare(targets, module)
+            self._put(patch, swaps)
+        except Exception as error:
+            reason = (
+                str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+            )
+            self._fail(patch, targets, reason)
+            return
+        self._states.update(states)
+        if any(state in (State.APPLIED, State.UNSEEN) for state, _ in states.values()):
+            log.info(
+                "patch %s applied to %s of torch %s", patch.id, module.__name__, torch_version()
+            )
+
+    def _prepare(
+        self, targets: Sequence[Target], module: ModuleType
+    ) -> tuple[list[Swap], dict[Target, tuple[State, str]]]:
+        """Work out everything, change nothing."""
+        version = torch_version()
+        groups: dict[str, list[Target]] = defaultdict(list)
+        states: dict[Target, tuple[State, str]] = {}
+        for target in targets:
+            if _gate.is_affected(version, target.affected):
+                groups[target.outermost].append(target)
+            else:
+                reason = f"torch {version} is not in {target.affected}"
+                states[target] = _unaffected(module, target), reason
+        swaps: list[Swap] = []
+        for outermost, group in groups.items():
+            function = live_function(module, outermost)
+            if any(s.function is function and s.is_in_place for s in self._all_swaps()):
+                continue
+            source = source_of(module)
+            rewritten = _rewrite.rewrite(source, function.__code__, outermost, group)
+            if rewritten.is_fixed:
+                states |= dict.fromkeys(group, (State.FIXED, "the code releases the exception"))
+                continue
+            state = State.APPLIED, ""
+            if not self._is_known(source, function, group[0]):
+                state = State.UNSEEN, "passed every structural check"
+                if self.strict and not self._accept_unseen:
+                    raise Refused(f"the source of {group[0].key} was not seen before")
+            states |= dict.fromkeys(group, state)
+            swaps.append(_swap(function, rewritten, outermost, group))
+        return swaps, states
+
+    def _is_known(self, source: str, function: FunctionType, target: Target) -> bool:
+        known = self.catalogue.sources.get(f"{target.module}:{target.outermost}", {})
+        return source_hash(_rewrite.block(source, function.__code__.co_firstlineno)) in known
+
+    def _put(self, patch: Patch, swaps: Sequence[Swap]) -> None:
+        """All of them or none, whatever interrupts."""
+        # Noted first: what is half done when a signal comes is taken back with the rest.
+        self._swaps[patch.id] += swaps
+        try:
+            for swap in swaps:
+                swap.put()
+        except BaseException:
+            self._take_back(patch.id, swaps)
+            raise
+
+    def _fail(self, patch: Patch, targets: Sequence[Target], reason: str) -> None:
+        self._take_back(patch.id, tuple(self._swaps[patch.id]))
+        if patch.id not in self._failures:
+            self._failures[patch.id] = reason
+            log.warning("patch %s not applied to torch %s: %s", patch.id, torch_version(), reason)
+        for target in patch.targets:
+            if target in targets or target in self._states:
+                self._states[target] = State.REFUSED, reason
+
+    def _take_back(self, patch_id: str, swaps: Sequence[Swap]) -> None:
+        interrupted: BaseException | None = None
+        for swap in swaps:
+            while swap in self._swaps[patch_id]:
+                try:
+                    swap.take_back()
+                    self._swaps[patch_id].remove(swap)
+                except KeyboardInterrupt as error:
+                    interrupted = error
+        if interrupted is not None:
+            raise interrupted
+
+    def _all_swaps(self) -> Iterable[Swap]:
+        return (swap for swaps in self._swaps.values() for swap in swaps)
+
+    def take_back(self) -> None:
+        """Give every function its original code object again."""
+        with self._lock:
+            for patch_id, swaps in self._swaps.items():
+                self._take_back(patch_id, tuple(swaps))
+            self._states.clear()
+            self._failures.clear()
+            self._waiting = set(self.modules)
+
+    def status(self) -> tuple[PatchStatus, ...]:
+        """The state of every patch of the catalogue, as it is at this moment."""
+        with self._lock:
+            return tuple(self._patch_status(patch) for patch in self.catalogue.patches.values())
+
+    def _patch_status(self, patch: Patch) -> PatchStatus:
+        if patch.id not in self._enabled:
+            states = [(State.DISABLED, "switched off")] * len(patch.targets)
+        else:
+            states = [self._target_state(target) for target in patch.targets]
+        # The worst news first; a target that is not loaded yet cannot do harm.
+        order = (
+            State.DISABLED,
+            State.REFUSED,
+            State.UNSEEN,
+            State.APPLIED,
+            State.PENDING,
+            State.FIXED,
+            State.UNAFFECTED,
+        )
+        state, reason = min(states, key=lambda found: order.index(found[0]))
+        targets = tuple(
+            TargetStatus(target.module, target.function, *found)
+            for target, found in zip(patch.targets, states, strict=True)
+        )
+        return PatchStatus(patch.id, patch.title, state, reason, targets)
+
+    def _target_state(self, target: Target) -> tuple[State, str]:
+        state, reason = self._states.get(target, (State.PENDING, f"{target.module} not imported"))
+        if state in (State.APPLIED, State.UNSEEN):
+            module = sys.modules.get(target.module)
+            try:
+                if module is None:
+                    raise Refused(f"{target.module} was removed from sys.modules")
+                function = live_function(module, target.outermost)
+                if not any(s.function is function and s.is_in_place for s in self._all_swaps()):
+                    raise Refused("its code was exchanged")
+            except Refused as error:
+                return State.REFUSED, f"applied, but replaced since by another program: {error}"
+        return state, reason
+
+
+def _swap(
+    function: FunctionType, rewritten: _rewrite.Rewrite, outermost: str, group: Sequence[Target]
+) -> Swap:
+    nested = []
+    for target in group:
+        if target.function != outermost:
+            old = _rewrite.nested(function.__code__, outermost, target.function)
+            new = _rewrite.nested(rewritten.replacement, outermost, target.function)
+            if old.co_freevars != new.co_freevars:
+                raise Refused(f"the rewrite would change the free variables of {target.function}")
+            nested.append((old, new))
+    return Swap(function, function.__code__, rewritten.replacement, nested)
+
+
+def _unaffected(module: ModuleType, target: Target) -> State:
+    """A version outside the affected ones: tell whether that is because it has the fix."""
+    try:
+        function = live_function(module, target.outermost)
+        fixed = _rewrite.is_fixed(source_of(module), function.__code__, target)
+    except Refused:
+        return State.UNAFFECTED
+    return State.FIXED if fixed else State.UNAFFECTED
+
+
+def live_function(module: ModuleType, qualname: str) -> FunctionType:
+    """The function object behind a module's or class's attribute, beneath what wraps it.
+
+    Raises:
+        Refused: there is none that the module itself defines.
+    """
+    found: object = module
+    for name in qualname.split("."):
+        found = getattr(found, "__dict__", {}).get(name)
+    innermost = found
+    # `type(...) is`, since a proxy says that it is an instance of what it wraps.
+    while innermost is not None:
+        if type(innermost) is FunctionType and innermost.__globals__ is module.__dict__:
+            if innermost.__code__.co_name == name:
+                return innermost
+        if type(innermost) in (staticmethod, classmethod):
+            innermost = innermost.__func__  # type: ignore[attr-defined]
+        else:
+            innermost = getattr(innermost, "__wrapped__", None)
+    if found is None:
+        raise Refused(f"{module.__name__} has no {qualname}")
+    raise Refused(
+        f"{qualname} was replaced by {getattr(found, '__module__', '?')}."
+        f"{getattr(found, '__qualname__', type(found).__qualname__)} before us"
+    )
+
+
+def source_of(module: ModuleType) -> str:
+    """A module's source, from whatever it was loaded from.
+
+    Raises:
+        SourceMissing: there is none that can be read.
+    """
+    loader = getattr(module.__spec__, "loader", None)
+    try:
+        source = loader.get_source(module.__name__)  # type: ignore[union-attr]
+    except (AttributeError, ImportError, OSError, SyntaxError, UnicodeError) as error:
+        raise SourceMissing(f"no source of {module.__name__} can be read ({error})") from error
+    if not source:
+        raise SourceMissing(f"{module.__name__} was installed without its source")
+    return str(source)
+
+
+def source_hash(block: str) -> str:
+    """How a function's source is recorded: SHA-256, hexadecimal."""
+    return hashlib.sha256(block.encode()).hexdigest()
+
+
+def torch_version() -> str:
+    """What the imported torch says its version is."""
+    return str(getattr(sys.modules.get("torch"), "__version__", "unknown"))
