@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["CatalogueError", "PatchError", "activate", "deactivate", "status"]
 __version__ = "0.1.0"
 
-_finder: "TargetFinder | None" = None
+_active: "TargetFinder | None" = None
 
 
 def activate(
@@ -45,13 +45,13 @@ def activate(
         PatchError: in strict mode, if torch is imported already and could not be patched.  Nothing
             is active then.
     """
-    global _finder
+    global _active
     mode = _mode()
     if mode == "off":
         _warn("not activated: DYNAMO_CYCLEFIX=off", level="INFO")
         return
     deactivate()
-    _finder = TargetFinder(
+    _active = TargetFinder(
         strict=mode == "strict" if strict is None else strict,
         patches=os.environ.get("DYNAMO_CYCLEFIX_PATCHES", "") if patches is None else patches,
         accept_unseen=os.environ.get("DYNAMO_CYCLEFIX_UNSEEN") == "accept"
@@ -59,10 +59,10 @@ def activate(
         else accept_unseen,
         way=way,
     )
-    sys.meta_path.insert(0, _finder)
+    sys.meta_path.insert(0, _active)
     if "torch" in sys.modules:
         try:
-            _finder.catch_up()
+            _active.catch_up()
         except PatchError:
             deactivate()
             raise
@@ -70,8 +70,8 @@ def activate(
 
 def deactivate() -> None:
     """Give every patched function its original code object again, and stop waiting for others."""
-    global _finder
-    finder, _finder = _finder, None
+    global _active
+    finder, _active = _active, None
     if finder is not None:
         if finder in sys.meta_path:
             sys.meta_path.remove(finder)
@@ -85,7 +85,7 @@ def status() -> "Status":
     """
     from dynamo_cyclefix import _status
 
-    return _status.status(_finder)
+    return _status.status(_active)
 
 
 def _mode() -> str:

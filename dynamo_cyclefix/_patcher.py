@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import gc
@@ -61,6 +62,7 @@ class Swap:
     ``nested`` pairs the code objects of the nested targets: closures made earlier hold the old one.
     """
 
+    targets: Sequence[Target]
     function: FunctionType
     original: CodeType
     replacement: CodeType
@@ -283,6 +285,11 @@ class Patcher:
         if interrupted is not None:
             raise interrupted
 
+    def swaps(self) -> tuple[tuple[str, Swap], ...]:
+        """Every function that runs a replacement, with the id of its patch."""
+        with self._lock:
+            return tuple((i, swap) for i, swaps in self._swaps.items() for swap in swaps)
+
     def _all_swaps(self) -> Iterable[Swap]:
         return (swap for swaps in self._swaps.values() for swap in swaps)
 
@@ -323,7 +330,7 @@ class Patcher:
         return PatchStatus(patch.id, patch.title, state, reason, targets)
 
     def _target_state(self, target: Target) -> tuple[State, str]:
-        state, reason = self._states.get(target, (State.PENDING, f"{target.module} not imported"))
+        state, reason = self._states.get(target) or self._unprepared(target)
         if state in (State.APPLIED, State.UNSEEN):
             module = sys.modules.get(target.module)
             try:
@@ -337,6 +344,15 @@ class Patcher:
         return state, reason
 
 
+    def _unprepared(self, target: Target) -> tuple[State, str]:
+        if "torch" in sys.modules and target.module not in sys.modules:
+            version = torch_version()
+            with contextlib.suppress(Refused):
+                if not _gate.is_affected(version, target.affected):
+                    return State.UNAFFECTED, f"torch {version} is not in {target.affected}"
+        return State.PENDING, f"{target.module} is not imported yet"
+
+
 def _swap(
     function: FunctionType, rewritten: _rewrite.Rewrite, outermost: str, group: Sequence[Target]
 ) -> Swap:
@@ -348,7 +364,7 @@ def _swap(
             if old.co_freevars != new.co_freevars:
                 raise Refused(f"the rewrite would change the free variables of {target.function}")
             nested.append((old, new))
-    return Swap(function, function.__code__, rewritten.replacement, nested)
+    return Swap(group, function, function.__code__, rewritten.replacement, nested)
 
 
 def _unaffected(module: ModuleType, target: Target) -> State:
@@ -373,9 +389,12 @@ def live_function(module: ModuleType, qualname: str) -> FunctionType:
     innermost = found
     # `type(...) is`, since a proxy says that it is an instance of what it wraps.
     while innermost is not None:
-        if type(innermost) is FunctionType and innermost.__globals__ is module.__dict__:
-            if innermost.__code__.co_name == name:
-                return innermost
+        if (
+            type(innermost) is FunctionType
+            and innermost.__globals__ is module.__dict__
+            and innermost.__code__.co_name == name
+        ):
+            return innermost
         if type(innermost) in (staticmethod, classmethod):
             innermost = innermost.__func__  # type: ignore[attr-defined]
         else:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import dataclasses
+import importlib
+import json
 import sys
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
+import dynamo_cyclefix
 from dynamo_cyclefix import _catalogue, _patcher
+from dynamo_cyclefix._errors import CatalogueError, PatchError
 from dynamo_cyclefix._finder import TargetFinder
-from dynamo_cyclefix._patcher import PatchStatus
+from dynamo_cyclefix._patcher import PatchStatus, State, Swap
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ def status(finder: TargetFinder | None) -> Status:
             if finder:
                 patcher.catch_up()
             patches = patcher.status()
-    except (_catalogue.CatalogueError, _patcher.PatchError) as failure:
+    except (CatalogueError, PatchError) as failure:
         error = str(failure)
     if finder:
         error = finder.error or error
@@ -62,3 +69,54 @@ def status(finder: TargetFinder | None) -> Status:
         error=error,
         patches=patches,
     )
+
+
+def load_torch() -> str | None:
+    """Import every target module that the installed torch has; say in a line why none could be."""
+    try:
+        importlib.import_module("torch._dynamo")
+    except ImportError as error:
+        return f"torch cannot be imported ({error}); install the torch that you deploy"
+    for module in sorted(_catalogue.load().modules):
+        # Not every release has every module.
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(module)
+    return None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print the whole status as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Import torch's target modules, print the status, and tell whether all is patched."""
+    try:
+        failure = load_torch()
+    except (CatalogueError, PatchError) as error:
+        failure = str(error)
+    if failure is not None:
+        print(f"dynamo-cyclefix status: {failure}", file=sys.stderr)
+        return 2
+    found = dynamo_cyclefix.status()
+    if arguments.json:
+        print(json.dumps(dataclasses.asdict(found), indent=2))
+    else:
+        _print(found)
+    problem = found.error or ("" if found.active else "not active (DYNAMO_CYCLEFIX=off)")
+    for patch in found.patches:
+        if patch.state in (State.REFUSED, State.PENDING) and not problem:
+            problem = f"{patch.id}: {patch.state.value}: {patch.reason}"
+    if problem:
+        print(f"dynamo-cyclefix status: {problem}", file=sys.stderr)
+    return 1 if problem else 0
+
+
+def _print(found: Status) -> None:
+    by = f"activated by {found.way} at {found.since}" if found.active else "not active"
+    print(f"torch {found.torch}, Python {found.python}, {by}{', strict' * found.strict}")
+    width = max((len(patch.id) for patch in found.patches), default=0)
+    for patch in found.patches:
+        print(f"{patch.id:{width}}  {patch.state.value}{f' ({patch.reason})' * bool(patch.reason)}")
+        for target in patch.targets:
+            print(f"{'':{width}}    {target.module}:{target.function}: {target.state.value}")

@@ -1,0 +1,39 @@
+"""The command line: one sub-command a module, which is imported only when it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+_COMMANDS = {
+    "status": ("_status", "tell what is patched on the installed torch, and why the rest is not"),
+    "verify": ("_verify", "prove on the installed torch that frames are released"),
+    "diff": ("_diff", "show what runs instead of the installed torch's own functions"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the arguments; those of the process by default.
+
+    Returns:
+        The exit code: 0 what was asked holds, 1 it does not, 2 it could not be found out.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(
+        prog="dynamo-cyclefix",
+        description="Stop exceptions that leave PyTorch's Dynamo from pinning the Python stack.",
+        epilog="Exit codes: 0 holds, 1 does not hold, 2 could not run.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, text) in _COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        if name in argv[:1]:
+            chosen = importlib.import_module(f"dynamo_cyclefix.{module}")
+            chosen.add_arguments(command)
+    arguments = parser.parse_args(argv)
+    return int(chosen.run(arguments))

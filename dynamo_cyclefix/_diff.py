@@ -1,0 +1,69 @@
+"""The ``diff`` command: the user's own functions against what runs instead."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import dynamo_cyclefix
+from dynamo_cyclefix import _rewrite, _status
+from dynamo_cyclefix._patcher import Swap, source_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("patches", nargs="*", metavar="PATCH", help="ids of patches (default: all)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print one unified diff for each function that was rewritten."""
+    if (failure := _status.load_torch()) is not None:
+        print(f"dynamo-cyclefix diff: {failure}", file=sys.stderr)
+        return 2
+    known = {patch.id for patch in dynamo_cyclefix.status().patches}
+    if unknown := sorted(set(arguments.patches) - known):
+        print(
+            f"dynamo-cyclefix diff: found no patch {unknown[0]!r}, expected some of"
+            f" {', '.join(sorted(known))}",
+            file=sys.stderr,
+        )
+        return 2
+    active = dynamo_cyclefix._active
+    patcher = active.patcher() if active else None
+    found = False
+    for patch_id, swap in patcher.swaps() if patcher else ():
+        if not arguments.patches or patch_id in arguments.patches:
+            found = True
+            print(f"# {patch_id}: comments and pure changes of indentation are left out")
+            print("\n".join(_diff(swap)))
+    if not found:
+        print("dynamo-cyclefix diff: nothing was rewritten; see status", file=sys.stderr)
+    return 0 if found else 1
+
+
+def _diff(swap: Swap) -> Iterator[str]:
+    module = sys.modules[swap.targets[0].module]
+    source = source_of(module)
+    code = swap.original
+    rewritten = _rewrite.rewrite(source, code, swap.targets[0].outermost, swap.targets)
+    block = textwrap.dedent(_rewrite.block(source, code.co_firstlineno))
+    before = ast.unparse(ast.parse(block)).splitlines()
+    after = ast.unparse(rewritten.tree).splitlines()
+    yield f"--- {code.co_filename}:{code.co_firstlineno} {swap.targets[0].outermost}"
+    yield f"+++ {swap.targets[0].outermost} as it runs"
+    matcher = difflib.SequenceMatcher(
+        None, [line.strip() for line in before], [line.strip() for line in after], autojunk=False
+    )
+    for group in matcher.get_grouped_opcodes():
+        first, last = group[0], group[-1]
+        yield f"@@ -{first[1] + 1},{last[2] - first[1]} +{first[3] + 1},{last[4] - first[3]} @@"
+        for tag, i1, i2, j1, j2 in group:
+            if tag == "equal":
+                yield from (f" {line}" for line in after[j1:j2])
+            else:
+                yield from (f"-{line}" for line in before[i1:i2])
+                yield from (f"+{line}" for line in after[j1:j2])
