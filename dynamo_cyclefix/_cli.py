@@ -10,6 +10,7 @@ from collections.abc import Sequence
 _COMMANDS = {
     "status": ("_status", "tell what is patched on the installed torch, and why the rest is not"),
     "verify": ("_verify", "prove on the installed torch that frames are released"),
+    "sources": ("_sources", "compare a release's functions with the sources seen before"),
     "diff": ("_diff", "show what runs instead of the installed torch's own functions"),
 }
 

@@ -39,7 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.patches or patch_id in arguments.patches:
             found = True
             print(f"# {patch_id}: comments and pure changes of indentation are left out")
-            print("\n".join(_diff(swap)))
+            if isinstance(swap, Swap):
+                print("\n".join(_diff(swap)))
+            else:
+                print(f"# {swap.targets[0].key} runs inside a wrapper: its source is missing")
     if not found:
         print("dynamo-cyclefix diff: nothing was rewritten; see status", file=sys.stderr)
     return 0 if found else 1

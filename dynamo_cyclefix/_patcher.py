@@ -14,10 +14,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, TypeAlias
 
 from dynamo_cyclefix import _catalogue, _gate, _rewrite
 from dynamo_cyclefix._catalogue import Catalogue, Patch, Target
 from dynamo_cyclefix._errors import PatchError, Refused, SourceMissing
+
+if TYPE_CHECKING:
+    from dynamo_cyclefix._wrapper import Wrap
 
 log = logging.getLogger("dynamo_cyclefix")
 
@@ -28,10 +32,14 @@ class State(str, enum.Enum):
     PENDING = "pending"
     APPLIED = "applied"
     UNSEEN = "applied, source not seen before"
+    WRAPPED = "applied by a wrapper, source missing"
     FIXED = "fixed upstream"
     UNAFFECTED = "not affected"
     REFUSED = "not applied"
     DISABLED = "disabled"
+
+
+IN_PLACE = (State.APPLIED, State.UNSEEN, State.WRAPPED)
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,9 @@ class Swap:
     @property
     def is_in_place(self) -> bool:
         return self.function.__code__ is self.replacement
+
+
+Change: TypeAlias = "Swap | Wrap"
 
 
 def _exchange(pairs: Sequence[tuple[CodeType, CodeType]]) -> None:
@@ -162,7 +173,7 @@ class Patcher:
         self._enabled = frozenset(enabled)
         self._lock = threading.RLock()
         self._waiting = set(self.modules)
-        self._swaps: dict[str, list[Swap]] = defaultdict(list)
+        self._swaps: dict[str, list[Change]] = defaultdict(list)
         self._states: dict[Target, tuple[State, str]] = {}
         self._failures: dict[str, str] = {}
 
@@ -212,14 +223,14 @@ class Patcher:
             self._fail(patch, targets, reason)
             return
         self._states.update(states)
-        if any(state in (State.APPLIED, State.UNSEEN) for state, _ in states.values()):
+        if any(state in IN_PLACE for state, _ in states.values()):
             log.info(
                 "patch %s applied to %s of torch %s", patch.id, module.__name__, torch_version()
             )
 
     def _prepare(
         self, targets: Sequence[Target], module: ModuleType
-    ) -> tuple[list[Swap], dict[Target, tuple[State, str]]]:
+    ) -> tuple[list[Change], dict[Target, tuple[State, str]]]:
         """Work out everything, change nothing."""
         version = torch_version()
         groups: dict[str, list[Target]] = defaultdict(list)
@@ -230,12 +241,23 @@ class Patcher:
             else:
                 reason = f"torch {version} is not in {target.affected}"
                 states[target] = _unaffected(module, target), reason
-        swaps: list[Swap] = []
+        swaps: list[Change] = []
         for outermost, group in groups.items():
             function = live_function(module, outermost)
             if any(s.function is function and s.is_in_place for s in self._all_swaps()):
                 continue
-            source = source_of(module)
+            try:
+                source = source_of(module)
+            except SourceMissing as error:
+                # Imported here: wrapt is not free, and hardly any torch lacks its source.
+                from dynamo_cyclefix import _wrapper
+
+                if _wrapper.is_fixed(function.__code__, group):
+                    states |= dict.fromkeys(group, (State.FIXED, "the code deletes the exception"))
+                else:
+                    swaps.append(_wrapper.Wrap(module, function, group))
+                    states |= dict.fromkeys(group, (State.WRAPPED, str(error)))
+                continue
             rewritten = _rewrite.rewrite(source, function.__code__, outermost, group)
             if rewritten.is_fixed:
                 states |= dict.fromkeys(group, (State.FIXED, "the code releases the exception"))
@@ -253,7 +275,7 @@ class Patcher:
         known = self.catalogue.sources.get(f"{target.module}:{target.outermost}", {})
         return source_hash(_rewrite.block(source, function.__code__.co_firstlineno)) in known
 
-    def _put(self, patch: Patch, swaps: Sequence[Swap]) -> None:
+    def _put(self, patch: Patch, swaps: Sequence[Change]) -> None:
         """All of them or none, whatever interrupts."""
         # Noted first: what is half done when a signal comes is taken back with the rest.
         self._swaps[patch.id] += swaps
@@ -273,7 +295,7 @@ class Patcher:
             if target in targets or target in self._states:
                 self._states[target] = State.REFUSED, reason
 
-    def _take_back(self, patch_id: str, swaps: Sequence[Swap]) -> None:
+    def _take_back(self, patch_id: str, swaps: Sequence[Change]) -> None:
         interrupted: BaseException | None = None
         for swap in swaps:
             while swap in self._swaps[patch_id]:
@@ -285,12 +307,12 @@ class Patcher:
         if interrupted is not None:
             raise interrupted
 
-    def swaps(self) -> tuple[tuple[str, Swap], ...]:
+    def swaps(self) -> tuple[tuple[str, Change], ...]:
         """Every function that runs a replacement, with the id of its patch."""
         with self._lock:
             return tuple((i, swap) for i, swaps in self._swaps.items() for swap in swaps)
 
-    def _all_swaps(self) -> Iterable[Swap]:
+    def _all_swaps(self) -> Iterable[Change]:
         return (swap for swaps in self._swaps.values() for swap in swaps)
 
     def take_back(self) -> None:
@@ -316,6 +338,7 @@ class Patcher:
         order = (
             State.DISABLED,
             State.REFUSED,
+            State.WRAPPED,
             State.UNSEEN,
             State.APPLIED,
             State.PENDING,
@@ -331,7 +354,7 @@ class Patcher:
 
     def _target_state(self, target: Target) -> tuple[State, str]:
         state, reason = self._states.get(target) or self._unprepared(target)
-        if state in (State.APPLIED, State.UNSEEN):
+        if state in IN_PLACE:
             module = sys.modules.get(target.module)
             try:
                 if module is None:
@@ -342,7 +365,6 @@ class Patcher:
             except Refused as error:
                 return State.REFUSED, f"applied, but replaced since by another program: {error}"
         return state, reason
-
 
     def _unprepared(self, target: Target) -> tuple[State, str]:
         if "torch" in sys.modules and target.module not in sys.modules:

@@ -15,7 +15,7 @@ import dynamo_cyclefix
 from dynamo_cyclefix import _catalogue, _patcher
 from dynamo_cyclefix._errors import CatalogueError, PatchError
 from dynamo_cyclefix._finder import TargetFinder
-from dynamo_cyclefix._patcher import PatchStatus, State, Swap
+from dynamo_cyclefix._patcher import PatchStatus, State
 
 
 @dataclass(frozen=True)

@@ -196,9 +196,7 @@ def _row(entry: Mapping[str, Any], off: Run, on: Run, states: Mapping[str, str])
         verdict = "released" if before == "pinned" else "not pinned"
     outcome = off.observations.get(name, {}).get("outcome", {})
     raised = (outcome.get("raised") or {}).get("type", "caught by the user")
-    return Row(
-        name, tuple(entry["patches"]), raised.removeprefix("builtins."), before, after, verdict
-    )
+    return Row(name, tuple(entry["patches"]), raised.rpartition(".")[2], before, after, verdict)
 
 
 def _pinned(name: str, side: Run) -> str:
@@ -250,10 +248,13 @@ def _print(rows: Sequence[Row], off: Run, on: Run) -> None:
     ]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for line in lines:
-        print("  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
+        cells = (f"{cell:{width}}" for cell, width in zip(line, widths, strict=True))
+        print("  ".join(cells).rstrip())
     for patch in on.status["patches"]:
         print(f"patch {patch['id']}: {patch['state']}")
-    before, after = (sum(getattr(r, side) == "pinned" for r in rows) for side in ("before", "after"))
+    before, after = (
+        sum(getattr(r, side) == "pinned" for r in rows) for side in ("before", "after")
+    )
     print(
         f"torch {off.ready['torch']}, Python {off.ready['python']}: {len(rows)} scenarios,"
         f" {before} pinned before, {after} pinned after"

@@ -1,0 +1,61 @@
+"""On the installed torch: frames are released, and nothing else is changed.
+
+Both sides run in child processes, the same scenarios with the patches off and on.  The side that is
+off is the control: a scenario that does not pin without us can prove nothing, and is skipped as
+such for the release tests, not for equivalence.
+"""
+
+import pytest
+
+from dynamo_cyclefix import _verify, scenarios
+
+NAMES = list(scenarios.load())
+
+
+@pytest.fixture(scope="session")
+def sides():
+    off, on = _verify.run_both()
+    assert not off.error, off.error
+    assert not on.error, on.error
+    return off, on
+
+
+def observation(side, name):
+    if name in side.failures:
+        pytest.fail(side.failures[name])
+    return side.observations[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_frames_are_released(sides, name):
+    off, on = sides
+    before, after = observation(off, name), observation(on, name)
+    if not before["pinned"]:
+        assert not after["pinned"]
+        pytest.skip("the control pins nothing on this release")
+    assert before["freed"], "pinned by something that a collection does not free"
+    assert not after["pinned"]
+    assert after["garbage_frames"] == 0
+    assert after["garbage_exceptions"] == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("aspect", ["outcome", "warnings", "counters", "graphs"])
+def test_behaviour_is_the_same(sides, name, aspect):
+    off, on = sides
+    assert observation(on, name)[aspect] == observation(off, name)[aspect]
+
+
+def test_the_controls_pin(sides):
+    off, on = sides
+    states = {patch["id"]: patch["state"] for patch in on.status["patches"]}
+    pinned = [name for name in NAMES if off.observations.get(name, {}).get("pinned")]
+    assert len(pinned) > (40 if states["observed-exceptions"].startswith("applied") else 10)
+
+
+def test_off_is_off_and_on_is_on(sides):
+    off, on = sides
+    assert not off.status["active"]
+    assert on.status["active"]
+    assert {patch["state"] for patch in off.status["patches"]} == {"disabled"}
+    assert "not applied" not in {patch["state"] for patch in on.status["patches"]}
