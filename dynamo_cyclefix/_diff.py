@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import dynamo_cyclefix
 from dynamo_cyclefix import _rewrite, _status
-from dynamo_cyclefix._patcher import Swap, source_of
+from dynamo_cyclefix._patcher import source_of
+from dynamo_cyclefix._swap import Swap
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

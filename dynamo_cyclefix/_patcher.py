@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import functools
-import gc
 import hashlib
 import logging
 import sys
@@ -13,12 +11,13 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
 from dynamo_cyclefix import _catalogue, _gate, _rewrite
 from dynamo_cyclefix._catalogue import Catalogue, Patch, Target
 from dynamo_cyclefix._errors import PatchError, Refused, SourceMissing
+from dynamo_cyclefix._swap import Swap, decorators, live_function, overrides
 
 if TYPE_CHECKING:
     from dynamo_cyclefix._wrapper import Wrap
@@ -63,61 +62,7 @@ class PatchStatus:
     targets: tuple[TargetStatus, ...]
 
 
-@dataclass(eq=False)
-class Swap:
-    """One outermost function, the code it had and the code it gets.
-
-    ``nested`` pairs the code objects of the nested targets: closures made earlier hold the old one.
-    """
-
-    targets: Sequence[Target]
-    function: FunctionType
-    original: CodeType
-    replacement: CodeType
-    nested: list[tuple[CodeType, CodeType]]
-
-    def put(self) -> None:
-        """Make the function, and every closure made from it, run the replacement."""
-        self.function.__code__ = self.replacement
-        _exchange(self.nested)
-
-    def take_back(self) -> None:
-        """Undo ``put``, as far as it came; leave a function that somebody else changed since."""
-        if self.function.__code__ is self.replacement:
-            self.function.__code__ = self.original
-        _exchange([(new, old) for old, new in self.nested])
-
-    @property
-    def is_in_place(self) -> bool:
-        return self.function.__code__ is self.replacement
-
-
 Change: TypeAlias = "Swap | Wrap"
-
-
-def _exchange(pairs: Sequence[tuple[CodeType, CodeType]]) -> None:
-    """Give the second code object to every function that runs the first, wherever it is held."""
-    for old, new in pairs:
-        # Walking all objects takes tens of milliseconds: only where a function holds the code.
-        if _references(old) > _references_unused():
-            for holder in gc.get_referrers(old):
-                if type(holder) is FunctionType and holder.__code__ is old:
-                    holder.__code__ = new
-
-
-def _references(code: CodeType) -> int:
-    return sys.getrefcount(code)
-
-
-@functools.cache
-def _references_unused() -> int:
-    """What ``_references`` counts, as ``_exchange`` calls it, for code that no function runs."""
-    unit = compile("def probe(): pass", "<probe>", "exec")
-    pairs = [(code, unit) for code in unit.co_consts if type(code) is CodeType]
-    # Two lists of pairs hold it in `Swap.take_back`; one too few here only costs a walk.
-    for old, _ in pairs:
-        count = _references(old)
-    return count
 
 
 def make(strict: bool, patches: str, accept_unseen: bool) -> Patcher:
@@ -239,8 +184,7 @@ class Patcher:
             if _gate.is_affected(version, target.affected):
                 groups[target.outermost].append(target)
             else:
-                reason = f"torch {version} is not in {target.affected}"
-                states[target] = _unaffected(module, target), reason
+                states[target] = State.UNAFFECTED, f"torch {version} is not in {target.affected}"
         swaps: list[Change] = []
         for outermost, group in groups.items():
             function = live_function(module, outermost)
@@ -354,8 +298,10 @@ class Patcher:
 
     def _target_state(self, target: Target) -> tuple[State, str]:
         state, reason = self._states.get(target) or self._unprepared(target)
+        module = sys.modules.get(target.module)
+        if state is State.UNAFFECTED and module is not None and _is_fixed(module, target):
+            return State.FIXED, reason
         if state in IN_PLACE:
-            module = sys.modules.get(target.module)
             try:
                 if module is None:
                     raise Refused(f"{target.module} was removed from sys.modules")
@@ -364,6 +310,10 @@ class Patcher:
                     raise Refused("its code was exchanged")
             except Refused as error:
                 return State.REFUSED, f"applied, but replaced since by another program: {error}"
+            reasons = [reason, *overrides(module, target.function)]
+            if state is not State.WRAPPED:  # where the wrapper around it is our own
+                reasons += decorators(module, target.outermost)
+            reason = "; ".join(filter(None, reasons))
         return state, reason
 
     def _unprepared(self, target: Target) -> tuple[State, str]:
@@ -389,44 +339,13 @@ def _swap(
     return Swap(group, function, function.__code__, rewritten.replacement, nested)
 
 
-def _unaffected(module: ModuleType, target: Target) -> State:
-    """A version outside the affected ones: tell whether that is because it has the fix."""
+def _is_fixed(module: ModuleType, target: Target) -> bool:
+    """Of a version outside the affected ones, tell whether that is because it has the fix."""
     try:
         function = live_function(module, target.outermost)
-        fixed = _rewrite.is_fixed(source_of(module), function.__code__, target)
+        return _rewrite.is_fixed(source_of(module), function.__code__, target)
     except Refused:
-        return State.UNAFFECTED
-    return State.FIXED if fixed else State.UNAFFECTED
-
-
-def live_function(module: ModuleType, qualname: str) -> FunctionType:
-    """The function object behind a module's or class's attribute, beneath what wraps it.
-
-    Raises:
-        Refused: there is none that the module itself defines.
-    """
-    found: object = module
-    for name in qualname.split("."):
-        found = getattr(found, "__dict__", {}).get(name)
-    innermost = found
-    # `type(...) is`, since a proxy says that it is an instance of what it wraps.
-    while innermost is not None:
-        if (
-            type(innermost) is FunctionType
-            and innermost.__globals__ is module.__dict__
-            and innermost.__code__.co_name == name
-        ):
-            return innermost
-        if type(innermost) in (staticmethod, classmethod):
-            innermost = innermost.__func__  # type: ignore[attr-defined]
-        else:
-            innermost = getattr(innermost, "__wrapped__", None)
-    if found is None:
-        raise Refused(f"{module.__name__} has no {qualname}")
-    raise Refused(
-        f"{qualname} was replaced by {getattr(found, '__module__', '?')}."
-        f"{getattr(found, '__qualname__', type(found).__qualname__)} before us"
-    )
+        return False
 
 
 def source_of(module: ModuleType) -> str:

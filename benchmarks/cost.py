@@ -1,0 +1,137 @@
+"""What the patches cost, as ratios of medians of paired runs: with them over without.
+
+    python benchmarks/cost.py [--quick]
+
+Four ratios: the start of a bare interpreter with autostart on; `import torch._dynamo`; compiling a
+small model; a compiled call that does not raise.  Run it on a quiet machine; byte code caches are
+on, whatever PYTHONDONTWRITEBYTECODE says.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = {
+    k: v
+    for k, v in os.environ.items()
+    if k != "PYTHONDONTWRITEBYTECODE" and not k.startswith("DYNAMO_CYCLEFIX")
+}
+
+
+def paired(first, second, pairs):
+    """Seconds of both, in pairs that change their order every time."""
+    times = ([], [])
+    for i in range(pairs):
+        order = ((0, first), (1, second))
+        for side, action in order if i % 2 else order[::-1]:
+            start = time.perf_counter()
+            action()
+            times[side].append(time.perf_counter() - start)
+    return times
+
+
+def show(what, with_, without, limit):
+    ratio = statistics.median(with_) / statistics.median(without)
+    unit, scale = ("ms", 1e3) if statistics.median(without) > 1e-3 else ("us", 1e6)
+    print(
+        f"{what}: {statistics.median(with_) * scale:.2f} {unit} with,"
+        f" {statistics.median(without) * scale:.2f} {unit} without,"
+        f" ratio {ratio:.4f} (limit {limit}), {len(with_)} pairs",
+        flush=True,
+    )
+    return ratio <= limit
+
+
+def process(command, **environment):
+    return lambda: subprocess.run(command, env={**ENVIRONMENT, **environment}, check=True)
+
+
+def bare_start(pairs):
+    with tempfile.TemporaryDirectory() as folder:
+        starts = []
+        for name in ("with", "without"):
+            # Both can import the package, so that only autostart differs.
+            where = Path(folder, name)
+            venv.create(where, symlinks=True)
+            python = str(where / "bin" / "python")
+            site = next(where.glob("lib/python*/site-packages"))
+            (site / "here.pth").write_text(f"{ROOT}\n")
+            if name == "with":
+                command = [python, "-m", "dynamo_cyclefix", "autostart", "enable"]
+                subprocess.run(command, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
+            starts.append(process([python, "-c", "pass"]))
+            starts[-1]()
+        return show("bare interpreter start", *paired(*starts, pairs), 1.05)
+
+
+def dynamo_import(pairs):
+    path = {"PYTHONPATH": str(ROOT)}
+    code = "import dynamo_cyclefix, torch._dynamo"
+    on = process([sys.executable, "-c", code], **path)
+    off = process([sys.executable, "-c", "import torch._dynamo"], **path)
+    on(), off()
+    return show("import torch._dynamo", *paired(on, off, pairs), 1.03)
+
+
+def in_process(pairs, calls):
+    sys.path.insert(0, str(ROOT))
+    import dynamo_cyclefix
+    import torch
+    import torch._dynamo
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)), torch.nn.ReLU())
+    batch = torch.ones(2, 8)
+
+    def timed(switch, action, repeat=1):
+        switch()
+        action()
+        start = time.perf_counter()
+        for _ in range(repeat):
+            action()
+        return (time.perf_counter() - start) / repeat
+
+    def compile_once():
+        torch._dynamo.reset()
+        torch.compile(model, backend="eager")(batch)
+
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+
+    def call():
+        compiled(batch)
+
+    results = []
+    for what, action, repeat, count in (
+        ("compiling a small model", compile_once, 1, pairs),
+        ("a compiled call", call, calls, pairs),
+    ):
+        times = ([], [])
+        torch._dynamo.reset()
+        for i in range(count):
+            order = ((0, dynamo_cyclefix.activate), (1, dynamo_cyclefix.deactivate))
+            for side, switch in order if i % 2 else order[::-1]:
+                times[side].append(timed(switch, action, repeat))
+        results.append(show(what, *times, 1.01))
+    return all(results)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tenth of the pairs")
+    scale = 0.1 if parser.parse_args().quick else 1
+    held = [
+        bare_start(int(400 * scale)),
+        dynamo_import(max(2, int(20 * scale))),
+        in_process(int(100 * scale), 2000),
+    ]
+    return 0 if all(held) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""Puts a rewritten code object into a live function, and takes it out again."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from dynamo_cyclefix._catalogue import Target
+from dynamo_cyclefix._errors import Refused
+
+
+@dataclass(eq=False)
+class Swap:
+    """One outermost function, the code it had and the code it gets.
+
+    ``nested`` pairs the code objects of the nested targets: closures made earlier hold the old one.
+    """
+
+    targets: Sequence[Target]
+    function: FunctionType
+    original: CodeType
+    replacement: CodeType
+    nested: list[tuple[CodeType, CodeType]]
+
+    def put(self) -> None:
+        """Make the function, and every closure made from it, run the replacement."""
+        self.function.__code__ = self.replacement
+        _exchange(self.nested, self.function.__globals__)
+
+    def take_back(self) -> None:
+        """Undo ``put``, as far as it came; leave a function that somebody else changed since."""
+        if self.function.__code__ is self.replacement:
+            self.function.__code__ = self.original
+        _exchange([(new, old) for old, new in self.nested], self.function.__globals__)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the function still runs the replacement."""
+        return self.function.__code__ is self.replacement
+
+
+def _exchange(pairs: Sequence[tuple[CodeType, CodeType]], module: dict[str, Any]) -> None:
+    """Give the second code object to every function that runs the first, wherever it is held."""
+    for old, new in pairs:
+        # A function holds its code once: the count says how many there are to find.
+        expected = _references(old) - _references_unused()
+        if expected > 0:
+            found = [function for function in _defined_in(module) if function.__code__ is old]
+            if len(found) < expected:
+                # Anywhere else: a walk over all objects, tens of milliseconds.
+                holders = gc.get_referrers(old)
+                found = [h for h in holders if type(h) is FunctionType and h.__code__ is old]
+            for function in found:
+                function.__code__ = new
+
+
+def _references(code: CodeType) -> int:
+    return sys.getrefcount(code)
+
+
+@functools.cache
+def _references_unused() -> int:
+    """What ``_references`` counts, as ``_exchange`` calls it, for code that no function runs."""
+    unit = compile("def probe(): pass", "<probe>", "exec")
+    pairs = [(code, unit) for code in unit.co_consts if type(code) is CodeType]
+    # In `Swap.take_back` two pairs hold it; one too few here only costs the walk.
+    for old, _ in pairs:
+        count = _references(old)
+    return count
+
+
+def _defined_in(module: dict[str, Any]) -> Iterator[FunctionType]:
+    """The functions that a module defined and that it, its classes or their closures hold."""
+    seen: set[int] = set()
+    stack: list[object] = list(module.values())
+    while stack:
+        found = stack.pop()
+        if type(found) in (staticmethod, classmethod):
+            found = found.__func__  # type: ignore[attr-defined]
+        if id(found) in seen:
+            continue
+        if type(found) is FunctionType and found.__globals__ is module:
+            seen.add(id(found))
+            yield found
+            stack += found.__dict__.values()
+            for cell in found.__closure__ or ():
+                # A cell may be empty.
+                stack += gc.get_referents(cell)
+        elif isinstance(found, type) and found.__module__ == module.get("__name__"):
+            seen.add(id(found))
+            # A subclass may live elsewhere, and be given a function of this module's all the same.
+            for owner in (found, *type.__subclasses__(found)):
+                stack += vars(owner).values()
+
+
+def live_function(module: ModuleType, qualname: str) -> FunctionType:
+    """The function object behind a module's or class's attribute, beneath what wraps it.
+
+    Raises:
+        Refused: there is none that the module itself defines.
+    """
+    found = _attribute(module, qualname)
+    innermost = found
+    # `type(...) is`, since a proxy says that it is an instance of what it wraps.
+    while innermost is not None:
+        if (
+            type(innermost) is FunctionType
+            and innermost.__globals__ is module.__dict__
+            and innermost.__code__.co_name == qualname.rpartition(".")[2]
+        ):
+            return innermost
+        if type(innermost) in (staticmethod, classmethod):
+            innermost = innermost.__func__  # type: ignore[attr-defined]
+        else:
+            innermost = getattr(innermost, "__wrapped__", None)
+    if found is None:
+        raise Refused(f"{module.__name__} has no {qualname}")
+    raise Refused(f"{qualname} was replaced by {_described(found)} before us")
+
+
+def decorators(module: ModuleType, qualname: str) -> list[str]:
+    """Tell of code around a live function that no patch reaches, and that may hold an exception."""
+    found = _attribute(module, qualname)
+    if type(found) in (FunctionType, staticmethod, classmethod) and not hasattr(
+        found, "__wrapped__"
+    ):
+        return []
+    return [f"beneath {_described(found)}, which is not patched"]
+
+
+def overrides(module: ModuleType, function: str) -> list[str]:
+    """Tell of methods that run in place of a patched one, and that no patch reaches."""
+    owner, _, name = function.rpartition(".")
+    base = _attribute(module, owner) if owner else None
+    stack = type.__subclasses__(base) if isinstance(base, type) else []
+    found = set()
+    while stack:
+        subclass = stack.pop()
+        stack += type.__subclasses__(subclass)
+        if name in vars(subclass):
+            found.add(_described(subclass))
+    return [f"overridden in {subclass}, which is not patched" for subclass in sorted(found)]
+
+
+def _attribute(module: ModuleType, qualname: str) -> object:
+    found: object = module
+    for name in qualname.split("."):
+        found = getattr(found, "__dict__", {}).get(name)
+    return found
+
+
+def _described(found: object) -> str:
+    if type(found) is FunctionType:
+        # Its own names may be copies of the wrapped function's (`functools.wraps`).
+        code = found.__code__
+        qualname = getattr(code, "co_qualname", code.co_name)
+        return f"{found.__globals__.get('__name__')}.{qualname}"
+    kind = type(found)
+    module, qualname = (
+        getattr(found, part, getattr(kind, part)) for part in ("__module__", "__qualname__")
+    )
+    return f"{module}.{qualname}"
