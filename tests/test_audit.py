@@ -1,0 +1,904 @@
+"""`dynamo_cyclefix.audit`: what it reports, and that it leaves the process as it was."""
+
+import contextlib
+import dataclasses
+import gc
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamo_cyclefix import audit
+
+ROOT = Path(__file__).parent.parent
+# Only child processes import torch: with its objects, each collection here would take longer.
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+
+
+class Payload:
+    """Something that a frame's local keeps alive."""
+
+
+def raise_error(error: BaseException) -> None:
+    raise error
+
+
+# ---- programs that leave cycles, with the holder that the report must name -----------------------
+
+
+def bound_to_a_local() -> None:
+    try:
+        raise_error(ValueError("boom"))
+    except ValueError as error:
+        err = error  # noqa: F841
+
+
+def in_a_list() -> None:
+    errors = []
+    try:
+        raise_error(ValueError("boom"))
+    except ValueError as error:
+        errors.append(error)
+
+
+def in_a_dict_in_a_tuple() -> None:
+    state: tuple[dict[str, Exception]] = ({},)
+    try:
+        raise_error(ValueError("boom"))
+    except ValueError as error:
+        state[0]["last"] = error
+
+
+class Service:
+    def handle(self) -> None:
+        try:
+            raise_error(ValueError("boom"))
+        except ValueError as error:
+            self.last_error = error
+
+
+def in_an_attribute() -> None:
+    Service().handle()
+
+
+class Slotted:
+    __slots__ = ("last_error",)
+
+
+def in_a_slot() -> None:
+    keeper = Slotted()
+    try:
+        raise_error(ValueError("boom"))
+    except ValueError as error:
+        keeper.last_error = error  # type: ignore[attr-defined]
+
+
+def in_a_cell() -> None:
+    kept = None
+
+    def show() -> object:
+        return kept
+
+    try:
+        raise_error(ValueError("boom"))
+    except ValueError as error:
+        kept = error
+
+
+def in_an_enclosing_cell() -> None:
+    kept = None
+
+    def inner() -> None:
+        nonlocal kept
+        try:
+            raise_error(ValueError("boom"))
+        except ValueError as error:
+            kept = error
+
+    inner()
+    assert kept
+
+
+def raised_parameter() -> None:
+    with contextlib.suppress(ValueError):
+        raise_error(ValueError("boom"))
+
+
+def in_a_generator() -> None:
+    def generate() -> Iterator[int]:
+        try:
+            raise_error(ValueError("boom"))
+        except ValueError as error:
+            err = error  # noqa: F841
+        yield 1
+
+    list(generate())
+
+
+def in_a_suspended_generator() -> None:
+    def generate() -> Iterator[int]:
+        try:
+            try:
+                raise_error(ValueError("boom"))
+            except ValueError as error:
+                err = error  # noqa: F841
+            yield 1
+        finally:
+            pass
+
+    generator = generate()
+    next(generator)
+    # Only the collector closes it, and only then has it a frame that the collector knows.
+    ring: list[object] = [generator]
+    ring.append(ring)
+
+
+def exc_info() -> None:
+    try:
+        raise_error(ValueError("boom"))
+    except ValueError:
+        info = sys.exc_info()  # noqa: F841
+
+
+def traceback_only() -> None:
+    try:
+        int("x")
+    except ValueError as error:
+        tb = error.__traceback__  # noqa: F841
+
+
+def returned_to_the_caller() -> None:
+    def attempt() -> Exception | None:
+        try:
+            raise_error(ValueError("boom"))
+        except ValueError as error:
+            return error
+        return None
+
+    outcome = attempt()
+    assert outcome
+
+
+def held_through_its_cause() -> None:
+    try:
+        try:
+            raise_error(ValueError("boom"))
+        except ValueError as error:
+            raise TypeError("wrong") from error
+    except TypeError as error:
+        err = error  # noqa: F841
+
+
+def in_executed_code() -> None:
+    exec("try:\n    1/0\nexcept Exception as error:\n    err = error", {"__name__": "x"}, {})
+
+
+RAISED_PARAMETER = ("local", "error", "raise_error")
+
+
+@pytest.mark.parametrize(
+    ("program", "kind", "name", "function"),
+    [
+        (bound_to_a_local, "local", "err", "bound_to_a_local"),
+        (in_a_list, "local", "errors", "in_a_list"),
+        (in_a_dict_in_a_tuple, "local", "state", "in_a_dict_in_a_tuple"),
+        (in_an_attribute, "local", "self", "Service.handle"),
+        (in_a_slot, "local", "keeper", "in_a_slot"),
+        (in_a_cell, "cell", "kept", "in_a_cell"),
+        (in_an_enclosing_cell, "cell", "kept", "in_an_enclosing_cell.<locals>.inner"),
+        (in_a_generator, "local", "err", "in_a_generator.<locals>.generate"),
+        (exc_info, "local", "info", "exc_info"),
+        (returned_to_the_caller, "local", "outcome", "returned_to_the_caller"),
+        (held_through_its_cause, "local", "err", "held_through_its_cause"),
+        (in_executed_code, "local", "err", "<module>"),
+        (raised_parameter, *RAISED_PARAMETER),
+    ],
+)
+def test_names_the_holder(program: Callable[[], None], kind: str, name: str, function: str) -> None:
+    report = audit.run(program)
+    found = {(cycle.kind, cycle.name, cycle.function) for cycle in report.cycles}
+    if sys.version_info < (3, 11):
+        function = function.rpartition(".")[2]
+    # `raise_error` is a second holder wherever it is used, as its parameter is never released.
+    expected = {(kind, name, function)}
+    if program is not in_executed_code:
+        expected.add(RAISED_PARAMETER)
+    assert found == expected
+    cycle = next(cycle for cycle in report.cycles if cycle.name == name)
+    assert cycle.owner == "user"
+    assert cycle.patch is None
+    assert cycle.count == 1
+    assert cycle.frames >= 1
+    assert cycle.tensor_bytes == 0
+    if program is not in_executed_code:
+        assert cycle.file == __file__
+        assert cycle.module == __name__
+        assert "boom" in cycle.exception or "wrong" in cycle.exception
+    assert f"{kind} '{name}'" in " ".join(cycle.path)
+    assert report.raised is None
+    assert report.alive == ()
+
+
+def test_a_generator_that_only_the_collector_closes() -> None:
+    report = audit.run(in_a_suspended_generator)
+    assert "err" in {cycle.name for cycle in report.cycles}
+
+
+def test_the_line_is_the_one_that_the_exception_passed() -> None:
+    first = bound_to_a_local.__code__.co_firstlineno
+    (cycle,) = (c for c in audit.run(bound_to_a_local).cycles if c.name == "err")
+    assert cycle.line == first + 2
+
+
+def test_the_path_in_words() -> None:
+    def program() -> None:
+        service = Service()
+        try:
+            int("x")
+        except ValueError as error:
+            service.last_error = error
+
+    (cycle,) = audit.run(program).cycles
+    text = "exception ValueError: invalid literal for int() with base 10: 'x'"
+    line = program.__code__.co_firstlineno + 3
+    function = program.__qualname__ if sys.version_info >= (3, 11) else program.__name__
+    assert cycle.path == (
+        text,
+        f"__traceback__: traceback, line {line}",
+        f"tb_frame: frame of {function}, {__file__}",
+        "local 'service': Service object",
+        f"attribute 'last_error': {text}",
+    )
+    assert f"held by local 'service' of {function}, {__file__}:{line} (your own code)" in str(cycle)
+
+
+def test_a_traceback_alone() -> None:
+    cycles = audit.run(traceback_only).cycles
+    assert [(c.exception, c.kind, c.name) for c in cycles] == [("traceback", "local", "tb")]
+
+
+def test_two_names_and_two_exceptions() -> None:
+    def program() -> None:
+        try:
+            int("x")
+        except ValueError as error:
+            first = second = error  # noqa: F841
+        try:
+            os.environ["NO SUCH VARIABLE"]
+        except KeyError as error:
+            third = error  # noqa: F841
+
+    found = {(c.name, c.exception.partition(":")[0]) for c in audit.run(program).cycles}
+    assert found == {("first", "ValueError"), ("second", "ValueError"), ("third", "KeyError")}
+
+
+def test_equal_cycles_are_counted() -> None:
+    def once() -> None:
+        try:
+            int("x")
+        except ValueError as error:
+            err = error  # noqa: F841
+
+    def program() -> None:
+        for _ in range(7):
+            once()
+
+    report = audit.run(program)
+    (cycle,) = report.cycles
+    assert cycle.count == 7
+    assert report.frames == cycle.frames
+    assert "7 exception cycles left" in str(report)
+    assert "7 times: ValueError" in str(report)
+
+
+def test_many_exceptions_in_one_list_are_one_cycle() -> None:
+    def program() -> None:
+        errors = []
+        for _ in range(3000):
+            try:
+                int("x")
+            except ValueError as error:
+                errors.append(error)
+
+    assert [(c.name, c.count) for c in audit.run(program).cycles] == [("errors", 1)]
+
+
+def test_a_cycle_without_a_frame() -> None:
+    def program() -> None:
+        one, other = ValueError("one"), ValueError("other")
+        one.__cause__, other.__cause__ = other, one
+
+    (cycle,) = audit.run(program).cycles
+    assert (cycle.kind, cycle.name, cycle.function, cycle.owner) == (
+        "reference",
+        "__cause__",
+        "",
+        "unknown",
+    )
+    assert "__cause__" in str(cycle)
+
+
+def test_clean_code_leaves_nothing() -> None:
+    def program() -> None:
+        try:
+            int("x")
+        except ValueError as error:
+            err = error
+            try:
+                str(err)
+            finally:
+                del err
+        ring: list[object] = []
+        ring.append(ring)  # a cycle, but not an exception's
+
+    report = audit.run(program)
+    assert report == audit.Report((), None, (), 0, 0)
+    assert str(report) == "0 exception cycles left"
+
+
+def test_garbage_from_before_is_not_reported() -> None:
+    gc.disable()
+    try:
+        bound_to_a_local()
+        assert audit.run(lambda: None).cycles == ()
+    finally:
+        gc.enable()
+
+
+def test_a_frame_that_only_the_cycle_keeps_is_pinned() -> None:
+    def program() -> None:
+        payload = Payload()
+        refs.append(weakref.ref(payload))
+        bound_to_a_local()
+
+    refs: list[weakref.ref[Payload]] = []
+    gc.disable()
+    try:
+        program()
+        assert refs[0]() is not None  # the control: the frame of `program` is pinned
+        report = audit.run(program)
+    finally:
+        gc.enable()
+    assert refs[1]() is None  # collected
+    assert report.frames >= 2
+    with audit.watch() as watched:
+        bound_to_a_local()
+    # Of three frames on the path (this one, the function's, the helper's) this one still runs.
+    assert watched.report.frames < report.frames
+
+
+def test_the_standard_librarys_frame() -> None:
+    @contextlib.contextmanager
+    def swallow() -> Iterator[None]:
+        with contextlib.suppress(KeyError):
+            yield
+
+    def program() -> None:
+        with swallow():
+            raise KeyError("x")
+
+    gc.disable()
+    try:
+        program()
+        gc.collect()
+        program()
+        if gc.collect() == 0:
+            pytest.skip("this release of contextlib leaves no cycle")
+        (cycle,) = audit.run(program).cycles
+    finally:
+        gc.enable()
+    assert cycle.owner == "standard library"
+    assert (cycle.kind, cycle.name, cycle.module) == ("local", "value", "contextlib")
+    assert cycle.function.rpartition(".")[2] == "__exit__"
+    assert cycle.patch is None
+    assert "(standard library)" in str(cycle)
+
+
+def test_another_librarys_frame(tmp_path: Path) -> None:
+    file = tmp_path / "site-packages" / "somelib" / "core.py"
+    namespace: dict[str, Any] = {"__name__": "somelib.core"}
+    source = "def f():\n  try: 1/0\n  except Exception as e: err = e\n"
+    exec(compile(source, str(file), "exec"), namespace)
+    (cycle,) = audit.run(namespace["f"]).cycles
+    assert cycle.owner == "library"
+    assert "(library somelib)" in str(cycle)
+
+
+def test_the_report_is_json() -> None:
+    report = audit.run(bound_to_a_local)
+    assert report.cycles
+    data = json.loads(json.dumps(dataclasses.asdict(report)))
+    assert data["cycles"][0]["file"] == __file__
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        report.raised = "x"  # type: ignore[misc]
+
+
+# ---- exceptions that leave the audited code ------------------------------------------------------
+
+
+def test_run_reports_an_exception_instead_of_raising_it() -> None:
+    def program(text: str, *, err: object) -> None:
+        bound_to_a_local()
+        int(text)
+
+    report = audit.run(program, "x", err=None)
+    assert report.raised == "ValueError: invalid literal for int() with base 10: 'x'"
+    assert {cycle.name for cycle in report.cycles} == {"err", "error"}
+    assert report.alive == ()
+    assert f"the audited code raised {report.raised}" in str(report)
+
+
+def test_run_reports_the_cycle_of_the_exception_that_was_raised() -> None:
+    def program() -> None:
+        try:
+            int("x")
+        except ValueError as error:
+            err = error
+            raise err from None
+
+    report = audit.run(program)
+    assert [cycle.name for cycle in report.cycles] == ["err"]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_run_lets_other_exceptions_pass(kind: type[BaseException]) -> None:
+    with pytest.raises(kind):
+        audit.run(raise_error, kind())
+    assert gc.isenabled()
+
+
+def test_an_exception_in_flight_is_not_called_a_cycle() -> None:
+    watched = audit.watch()
+    with pytest.raises(ValueError, match="boom"), watched:
+        raise_error(ValueError("boom"))
+    assert watched.report.raised == "ValueError: boom"
+    assert watched.report.alive == ("ValueError: boom",)
+    assert watched.report.cycles == ()
+    assert watched.report.frames == 0
+
+
+def test_an_exception_that_is_kept_is_not_judged() -> None:
+    kept = []
+
+    def program() -> None:
+        try:
+            int("x")
+        except ValueError as error:
+            kept.append(error)
+
+    report = audit.run(program)
+    assert report.cycles == ()
+    assert len(report.alive) == 1
+    assert "not judged, since something still refers to it: ValueError: inv" in str(report)
+    assert audit.run(lambda: None).alive == ()  # not new any more
+
+
+def test_there_is_no_report_before_the_end() -> None:
+    with audit.watch() as watched:
+        with pytest.raises(RuntimeError, match="after the block has ended"):
+            _ = watched.report
+        gc.collect()
+    assert watched.report.raised is None
+    with pytest.raises(RuntimeError, match=r"make a new one with watch\(\)"), watched:
+        pass
+    assert gc.isenabled()
+
+
+# ---- the process is left as it was ---------------------------------------------------------------
+
+
+def gc_state() -> tuple[object, ...]:
+    gc.collect()  # CPython 3.12 counts immortal objects as frozen, once a collection has seen them
+    return (
+        gc.isenabled(),
+        gc.get_threshold(),
+        gc.get_debug(),
+        [id(obj) for obj in gc.garbage],
+        [id(obj) for obj in gc.callbacks],
+        gc.get_freeze_count(),
+    )
+
+
+def nested() -> None:
+    audit.run(bound_to_a_local)
+    with audit.watch():
+        bound_to_a_local()
+
+
+def toggles() -> None:
+    gc.disable()
+    gc.enable()
+
+
+def raises() -> None:
+    raise ValueError("boom")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("debug", [0, gc.DEBUG_SAVEALL])
+@pytest.mark.parametrize("program", [bound_to_a_local, nested, toggles, raises])
+def test_the_collectors_state_is_kept(
+    program: Callable[[], None], debug: int, enabled: bool
+) -> None:
+    thresholds = gc.get_threshold()
+    mark = Payload()
+    callback = lambda phase, info: None  # noqa: E731
+    gc.collect()
+    try:
+        gc.set_threshold(701, 11, 9)
+        gc.callbacks.append(callback)
+        gc.garbage.append(mark)
+        gc.freeze()
+        gc.set_debug(debug)
+        (gc.enable if enabled else gc.disable)()
+        before = gc_state()
+        audit.run(program)
+        after = gc_state()
+        with contextlib.suppress(ValueError), audit.watch():
+            program()
+        last = gc_state()
+    finally:
+        gc.set_debug(0)
+        gc.enable()
+        gc.unfreeze()
+        gc.garbage.clear()
+        gc.callbacks.remove(callback)
+        gc.set_threshold(*thresholds)
+    assert before == after == last
+
+
+def test_collection_is_off_inside() -> None:
+    states = []
+
+    def inner() -> None:
+        states.append(gc.isenabled())
+
+    def outer() -> None:
+        audit.run(inner)
+        states.append(gc.isenabled())
+
+    audit.run(outer)
+    assert states == [False, False]
+    assert gc.isenabled()
+
+
+def test_nested_audits_both_report() -> None:
+    inner: list[audit.Report] = []
+
+    def program() -> None:
+        traceback_only()
+        inner.append(audit.run(bound_to_a_local))
+
+    outer = audit.run(program)
+    assert {cycle.name for cycle in inner[0].cycles} == {"err", "error"}
+    assert {cycle.name for cycle in outer.cycles} == {"tb", "err", "error"}
+
+
+def test_nothing_of_the_users_is_kept() -> None:
+    refs: list[weakref.ref[Payload]] = []
+
+    def program(argument: Payload) -> Payload:
+        payload = Payload()
+        refs.append(weakref.ref(payload))
+        bound_to_a_local()
+        result = Payload()
+        refs.append(weakref.ref(result))
+        return result
+
+    gc.disable()
+    try:
+        report = audit.run(program, Payload())
+        assert [ref() for ref in refs] == [None, None]
+        assert report.cycles
+        assert gc.collect() == 0  # and no cycle of its own
+        assert audit.run(lambda: None).cycles == ()
+        with contextlib.suppress(ValueError), audit.watch():
+            raises()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+def test_garbage_that_bites() -> None:
+    class Hostile(Exception):  # noqa: N818
+        def __getattribute__(self, name: str) -> Any:
+            raise SystemError("called a method of garbage")
+
+        def __eq__(self, other: object) -> bool:
+            raise SystemError("compared garbage")
+
+        __hash__ = None  # type: ignore[assignment]
+        __str__ = __repr__ = __eq__  # type: ignore[assignment]
+
+    kept: list[Hostile] = []
+
+    def keep() -> None:
+        try:
+            raise Hostile
+        except Hostile as error:
+            kept.append(error)
+
+    def program() -> None:
+        payload = Payload()
+        dead = weakref.proxy(payload)
+        del payload
+        ring: list[object] = [dead, weakref.proxy(Payload), Hostile(), types.SimpleNamespace()]
+        ring.append(ring)
+        try:
+            raise_error(Hostile(object()))
+        except Hostile as error:
+            proxies = {"dead": dead, "error": error, "ring": ring}  # noqa: F841
+
+    with pytest.raises(ReferenceError):
+        isinstance(weakref.proxy(Payload()), int)  # the control: a dead proxy bites
+    assert {cycle.name for cycle in audit.run(program).cycles} == {"proxies", "error"}
+    assert [text.rpartition(".")[2] for text in audit.run(keep).alive] == ["Hostile"]
+
+
+def test_threads_that_audit_at_once() -> None:
+    inside, reports = threading.Barrier(2, timeout=60), {}
+
+    def audit_in_thread(key: str, program: Callable[[], None]) -> None:
+        def both_at_once() -> None:
+            inside.wait()
+            program()
+            inside.wait()
+
+        reports[key] = audit.run(both_at_once)
+
+    before = gc_state()
+    threads = [
+        threading.Thread(target=audit_in_thread, args=("one", bound_to_a_local)),
+        threading.Thread(target=audit_in_thread, args=("two", traceback_only)),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert gc_state() == before
+    # Garbage belongs to the process: each audit reports what was left while it was open.
+    for report in reports.values():
+        assert {cycle.name for cycle in report.cycles} == {"err", "error", "tb"}
+
+
+def test_an_audit_may_wait_for_a_thread_that_audits() -> None:
+    reports = []
+
+    def program() -> None:
+        thread = threading.Thread(target=lambda: reports.append(audit.run(bound_to_a_local)))
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+
+    outer = audit.run(program)
+    assert outer.raised is None
+    assert reports[0].cycles == outer.cycles != ()
+
+
+def test_threads_under_load() -> None:
+    def work() -> None:
+        try:
+            for _ in range(4):
+                found = {cycle.name for cycle in audit.run(bound_to_a_local).cycles}
+                assert found == {"err", "error"}, found
+        except BaseException as error:
+            failures.append(repr(error))
+
+    failures: list[str] = []
+    before = gc_state()
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert failures == []
+    assert gc_state() == before
+
+
+def test_inside_a_collection_it_says_so_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    failures = []
+
+    def callback(phase: str, info: dict[str, int]) -> None:
+        gc.callbacks.remove(callback)
+        try:
+            audit.run(bound_to_a_local)
+        except RuntimeError as error:
+            failures.append(str(error))
+
+    gc.callbacks.append(callback)
+    before = gc_state()[:3]
+    gc.collect()
+    assert "start the audit outside finalisers" in failures[0]
+    assert gc_state()[:3] == before
+
+
+# ---- torch ---------------------------------------------------------------------------------------
+
+INLINED = """
+import dataclasses, gc, json, sys, weakref
+import torch
+from dynamo_cyclefix import audit
+
+class Payload: pass
+refs = []
+
+def helper(x):
+    raise KeyError("missing")
+
+def program():
+    payload, big = Payload(), torch.empty(250_000, dtype=torch.float32)
+    refs.append(weakref.ref(payload))
+    compiled = torch.compile(lambda x: helper(x), backend="eager")
+    try:
+        compiled(torch.ones(3))
+    except KeyError:
+        pass
+
+gc.disable()
+program()
+pinned = refs[0]() is not None
+torch._dynamo.reset()
+print(json.dumps([pinned, dataclasses.asdict(audit.run(program))]))
+"""
+
+BYTES = """
+import dataclasses, json
+import torch
+from dynamo_cyclefix import audit
+
+def program():
+    big = torch.empty(1000, dtype=torch.float64)
+    view, slice = big.view(10, 100), big[5:]   # one storage, three tensors
+    meta = torch.empty(1000, device="meta")    # no memory
+    sparse = torch.eye(3).to_sparse()          # no storage of its own
+    subclass = torch.nn.Parameter(torch.zeros(10))
+    for _ in range(2):
+        try:
+            raise ValueError("boom")
+        except ValueError as error:
+            err = error
+
+print(json.dumps(dataclasses.asdict(audit.run(program))))
+"""
+
+
+def child(source: str, **environment: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def torch_as_shipped() -> Any:
+    return child(INLINED, DYNAMO_CYCLEFIX="off")
+
+
+@needs_torch
+def test_torchs_frame(torch_as_shipped: Any) -> None:
+    pinned, report = torch_as_shipped
+    assert pinned
+    assert report["raised"] is None
+    assert report["alive"] == []
+    (cycle,) = (c for c in report["cycles"] if c["name"] == "raised_exception")
+    assert cycle["function"].rpartition(".")[2] == "exception_handler"
+    assert cycle["module"] == "torch._dynamo.symbolic_convert"
+    assert cycle["owner"] == "torch"
+    assert cycle["kind"] in ("local", "cell")
+    assert "KeyError" in cycle["exception"]
+    assert cycle["patch"] == "observed-exceptions"
+    assert cycle["frames"] > 2
+    # Dynamo's own frames hold a few small tensors too (the random number generators' state).
+    assert 1_000_000 <= cycle["tensor_bytes"] <= report["tensor_bytes"] < 1_100_000
+
+
+@needs_torch
+def test_torchs_frame_patched(torch_as_shipped: Any) -> None:
+    assert torch_as_shipped[0]  # the control
+    pinned, report = child(
+        INLINED, DYNAMO_CYCLEFIX="on", DYNAMO_CYCLEFIX_PATCHES="observed-exceptions"
+    )
+    assert not pinned
+    assert "raised_exception" not in {cycle["name"] for cycle in report["cycles"]}
+
+
+@needs_torch
+def test_tensor_bytes_are_counted_once_per_storage() -> None:
+    report = child(BYTES, DYNAMO_CYCLEFIX="off")
+    assert [cycle["name"] for cycle in report["cycles"]] == ["err"]
+    assert report["tensor_bytes"] == report["cycles"][0]["tensor_bytes"] == 8000 + 40
+
+
+def test_torch_is_not_imported() -> None:
+    source = """
+    import json, sys
+    from dynamo_cyclefix import audit
+    audit.run(int, "x")
+    print(json.dumps([m for m in ("torch", "wrapt", "packaging") if m in sys.modules]))
+    """
+    assert child(source) == []
+
+
+# ---- pytest --------------------------------------------------------------------------------------
+
+SUITE = """
+import pytest
+
+def leave():
+    try:
+        int("x")
+    except ValueError as error:
+        err = error
+
+def test_clean(no_exception_cycles):
+    with no_exception_cycles() as watched:
+        with pytest.raises(ValueError):
+            int("x")
+    assert watched.report.cycles == ()
+
+def test_leaves(no_exception_cycles):
+    with no_exception_cycles():
+        leave()
+
+def test_keeps(no_exception_cycles):
+    with no_exception_cycles():
+        with pytest.raises(ValueError) as info:
+            int("x")
+
+def test_raises(no_exception_cycles):
+    with no_exception_cycles():
+        leave()
+        raise LookupError("the test's own failure")
+"""
+
+
+def test_the_fixture(tmp_path: Path) -> None:
+    (tmp_path / "test_suite.py").write_text(SUITE)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "dynamo_cyclefix.pytest_plugin", "-q", "-rA"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    out = done.stdout
+    assert done.returncode == 1, out + done.stderr
+    assert "PASSED test_suite.py::test_clean" in out
+    assert "FAILED test_suite.py::test_leaves - Failed: 1 exception cycle left" in out
+    assert "held by local 'err' of leave" in out
+    assert "FAILED test_suite.py::test_keeps - Failed: 0 exception cycles left" in out
+    assert "not judged, since something still refers to it: ValueError: invalid literal" in out
+    assert "FAILED test_suite.py::test_raises - LookupError: the test's own failure" in out
+    assert "pytest_plugin.py" not in out  # the failure points at the test's own line
+
+
+def test_the_plugin_loads_nothing_until_it_is_used() -> None:
+    source = """
+    import json, sys
+    import pytest
+    before = set(sys.modules)
+    import dynamo_cyclefix.pytest_plugin
+    print(json.dumps(sorted(set(sys.modules) - before)))
+    """
+    loaded = child(source, DYNAMO_CYCLEFIX="off")
+    assert "dynamo_cyclefix.pytest_plugin" in loaded
+    assert [name for name in loaded if not name.startswith("dynamo_cyclefix")] == []
+    assert "dynamo_cyclefix.audit" not in loaded
