@@ -131,8 +131,8 @@ def load(folder: Traversable | None = None) -> Catalogue:
         folder: the directory of the files; that of the package by default.
 
     Raises:
-        CatalogueError: a file is unreadable or malformed, an id or a function occurs twice, or there
-            is no file.
+        CatalogueError: a file is unreadable or malformed, an id or a function occurs twice, or
+            there is no file.
     """
     folder = directory() if folder is None else folder
     try:

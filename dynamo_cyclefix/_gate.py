@@ -26,7 +26,7 @@ def is_affected(version: str, affected: SpecifierSet) -> bool:
         parsed = Version(version)
     except InvalidVersion:
         raise Refused(
-            f"torch says its version is {version!r}, expected a PEP 440 version such as '2.13.0+cpu'"
+            f"torch says its version is {version!r}, expected a PEP 440 version (2.13.0+cpu)"
         ) from None
     base = parsed.base_version
     return all(

@@ -4,50 +4,26 @@ Pure: text and code objects in, code objects out.  Nothing here looks at or chan
 """
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import functools
-import inspect
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType
+from typing import Any, TypeVar
 
 from dynamo_cyclefix._catalogue import LOCALS, Target
 from dynamo_cyclefix._errors import Refused
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-Closure = Function | ast.Lambda | ast.GeneratorExp
+_Node = TypeVar("_Node", bound=ast.AST)
 
 _FUTURE_FLAGS = functools.reduce(
     operator.or_,
     (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names),
-)
-# What a code object consists of, as far as this interpreter has it.  `co_lnotab` repeats the line
-# table, and constants are compared one by one.
-_PARTS = tuple(
-    part
-    for part in (
-        "co_name",
-        "co_qualname",
-        "co_filename",
-        "co_firstlineno",
-        "co_flags",
-        "co_argcount",
-        "co_posonlyargcount",
-        "co_kwonlyargcount",
-        "co_nlocals",
-        "co_varnames",
-        "co_names",
-        "co_freevars",
-        "co_cellvars",
-        "co_stacksize",
-        "co_code",
-        "co_exceptiontable",
-        "co_linetable",
-    )
-    if hasattr(CodeType, part)
 )
 # What callers, closures and tracebacks can see of a function, and a rewrite has to keep.
 _KEPT = tuple(
@@ -57,7 +33,6 @@ _KEPT = tuple(
         "co_qualname",
         "co_filename",
         "co_firstlineno",
-        "co_flags",
         "co_argcount",
         "co_posonlyargcount",
         "co_kwonlyargcount",
@@ -65,6 +40,25 @@ _KEPT = tuple(
     )
     if hasattr(CodeType, part)
 )
+# What a code object consists of, as far as this interpreter has it.  `co_lnotab` repeats the line
+# table, and constants are compared one by one.
+_PARTS = _KEPT + tuple(
+    part
+    for part in (
+        "co_flags",
+        "co_nlocals",
+        "co_varnames",
+        "co_names",
+        "co_cellvars",
+        "co_stacksize",
+        "co_code",
+        "co_exceptiontable",
+        "co_linetable",
+    )
+    if hasattr(CodeType, part)
+)
+# `CO_NOFREE`, which Python 3.11 dropped: set where a function has no cells, as when it loses them.
+_NO_CELLS = 0x40 if sys.version_info < (3, 11) else 0
 
 
 @dataclass(frozen=True)
@@ -80,7 +74,7 @@ class Rewrite:
 
     original: CodeType
     replacement: CodeType
-    tree: ast.FunctionDef
+    tree: ast.stmt
 
     @property
     def is_fixed(self) -> bool:
@@ -91,14 +85,12 @@ class Rewrite:
 def block(source: str, first_line: int) -> str:
     """The source of the function whose ``co_firstlineno`` is ``first_line`` (counted from 1).
 
+    Decorators belong to it, and comments or blank lines after its last statement do not.
+
     Raises:
-        Refused: there is no such line, or no complete block begins there.
+        Refused: there is no such line, or no complete function begins there.
     """
-    lines = source.splitlines(keepends=True)[first_line - 1 :]
-    try:
-        return "".join(inspect.getblock(lines))
-    except (SyntaxError, IndentationError, IndexError) as error:
-        raise Refused(f"no function was found at line {first_line} of its source") from error
+    return _parsed(source, first_line)[0]
 
 
 def rewrite(source: str, code: CodeType, qualname: str, targets: Sequence[Target]) -> Rewrite:
@@ -114,26 +106,28 @@ def rewrite(source: str, code: CodeType, qualname: str, targets: Sequence[Target
         Refused: the source is not that of ``code``, or its shape is not recognised.
     """
     # The quick unit holds the function alone; the whole module is exact, and some 20 times slower.
-    difference = None
+    reason = ""
     for make_unit in (_function_unit, _module_unit):
         try:
-            unit = make_unit(source, code, qualname)
+            unit, node = make_unit(source, code, qualname)
             original = _compiled(unit, code, qualname)
-        except (SyntaxError, ValueError) as error:
-            difference = f"its source does not compile ({error})"
+        except (SyntaxError, ValueError, Refused) as error:
+            reason = f"it does not compile ({error})"
             continue
         difference = differs(original, code)
         if difference is None:
             break
+        reason = difference
     else:
-        raise Refused(f"the source on disk is not what runs: {difference}")
-    node = _find(unit, qualname)
+        raise Refused(f"the source on disk is not what runs: {reason}")
     if not apply(node, qualname, targets):
         return Rewrite(original, original, node)
     replacement = _compiled(unit, code, qualname)
     for part in _KEPT:
         if getattr(replacement, part) != getattr(original, part):
             raise Refused(f"the rewrite would change {part}")
+    if (replacement.co_flags ^ original.co_flags) & ~_NO_CELLS:
+        raise Refused("the rewrite would change co_flags")
     return Rewrite(original, replacement, node)
 
 
@@ -143,10 +137,7 @@ def is_fixed(source: str, code: CodeType, target: Target) -> bool:
     Raises:
         Refused: the function, or a name in it, is not found.
     """
-    try:
-        node = _find(_function_unit(source, code, target.outermost), target.outermost)
-    except SyntaxError as error:
-        raise Refused(f"its source does not compile ({error})") from error
+    _, node = _function_unit(source, code, target.outermost)
     return not apply(node, target.outermost, [target])
 
 
@@ -172,80 +163,126 @@ def _exact(constant: object) -> object:
     if isinstance(constant, tuple):
         return tuple(map(_exact, constant))
     if isinstance(constant, frozenset):
-        return frozenset((type(item), item) for item in constant)
+        return frozenset(map(_exact, constant))
     return type(constant), repr(constant)
 
 
 def nested(code: CodeType, outermost: str, function: str) -> CodeType:
     """The code object of ``function`` among the constants of its outermost function's code."""
-    for name in function.removeprefix(outermost).split(f".{LOCALS}.")[1:]:
-        code = _child(code, name)
+    for name in _steps(outermost, function):
+        found = _code_objects(code, name)
+        if len(found) != 1:
+            raise Refused(f"found {len(found)} functions {name!r} in {code.co_name}, expected 1")
+        (code,) = found
     return code
 
 
-def _child(code: CodeType, name: str) -> CodeType:
-    found = [c for c in code.co_consts if isinstance(c, CodeType) and c.co_name == name]
-    if len(found) != 1:
-        raise Refused(f"found {len(found)} functions {name!r} in {code.co_name}, expected 1")
-    return found[0]
+def _steps(outermost: str, function: str) -> list[str]:
+    return function.removeprefix(outermost).split(f".{LOCALS}.")[1:]
+
+
+def _code_objects(code: CodeType, name: str) -> list[CodeType]:
+    return [c for c in code.co_consts if isinstance(c, CodeType) and c.co_name == name]
 
 
 # Units of compilation
 
 
-def _function_unit(source: str, code: CodeType, qualname: str) -> ast.Module:
-    """Parse the function alone, at its own place, in classes of the same names.
+def _parsed(
+    source: str, first_line: int, classes: Sequence[str] = ()
+) -> tuple[str, ast.Module, ast.stmt]:
+    """Cut a function out of its module, and parse it at its own place in classes of these names."""
+    lines = _lines(source)
+    start = first_line - 1
+    first = lines[start] if 0 <= start < len(lines) else ""
+    indent = first[: len(first) - len(first.lstrip(" \t"))]
+    if not first.startswith(("def ", "async def ", "@"), len(indent)):
+        raise Refused(f"no function begins at line {first_line} of the source")
+    # Columns are in the line table, so the text keeps its indentation: something must hold it.
+    headers = [f"class {name}:" for name in classes] or ["if 1:"] * bool(indent)
+    if len(headers) > min(start, len(indent)):
+        raise Refused(f"line {first_line} of the source is not inside of {'.'.join(classes)}")
+    head = "\n" * (start - len(headers)) + "".join(
+        f"{indent[:i]}{header}\n" for i, header in enumerate(headers)
+    )
+    # The function ends before a line that is indented no deeper, unless a bracket or a string is
+    # open there: then the text does not parse.
+    ends = re.compile(rf"[ \t]{{0,{len(indent)}}}[^\s#]")
+    for end in range(start + 1, len(lines) + 1):
+        if end < len(lines) and not ends.match(lines[end]):
+            continue
+        try:
+            unit = ast.parse(head + "\n".join(lines[start:end]) + "\n")
+        except SyntaxError:
+            continue
+        node = unit.body[0]
+        for _ in headers:
+            node = node.body[0]  # type: ignore[attr-defined]
+        return "\n".join(lines[start : node.end_lineno]) + "\n", unit, node
+    raise Refused(f"no complete function begins at line {first_line} of the source")
 
-    Columns are in the line table, so the text keeps its indentation.  Of the rest of the module the
-    compiler asks one thing: whether a name is imported at its top level, since a call of such a
-    name's attribute compiles differently (``is_import_originated`` in CPython's compile.c).
+
+@functools.lru_cache(maxsize=1)
+def _lines(source: str) -> list[str]:
+    return source.split("\n")  # `splitlines` knows more line ends than the compiler does
+
+
+def _function_unit(source: str, code: CodeType, qualname: str) -> tuple[ast.Module, ast.stmt]:
+    """The function alone.
+
+    Of the rest of the module the compiler asks one thing: whether a name is imported at its top
+    level, since a call of such a name's attribute compiles differently (``is_import_originated`` in
+    CPython's compile.c).
     """
-    text = block(source, code.co_firstlineno)
-    indent = text[: len(text) - len(text.lstrip(" \t"))]
-    classes = qualname.split(".")[:-1]
-    headers = [f"class {name}:" for name in classes] or (["if 1:"] if indent else [])
-    if len(headers) > len(indent):
-        raise SyntaxError(f"{qualname} is not indented")
-    head = "".join(f"{indent[:1] * i}{header}\n" for i, header in enumerate(headers))
-    unit = ast.parse(head + text)
-    ast.increment_lineno(unit, code.co_firstlineno - 1 - len(headers))
+    _, unit, node = _parsed(source, code.co_firstlineno, qualname.split(".")[:-1])
     if names := _imported_names(source):
         aliases = [ast.alias(name, None) for name in names]
-        unit.body.insert(0, ast.fix_missing_locations(ast.Import(aliases)))
-    return unit
+        unit.body.append(ast.fix_missing_locations(ast.Import(aliases)))
+    return unit, node
 
 
-def _module_unit(source: str, code: CodeType, qualname: str) -> ast.Module:
-    return ast.parse(source)
+def _module_unit(source: str, code: CodeType, qualname: str) -> tuple[ast.Module, ast.stmt]:
+    unit = ast.parse(source)
+    found: list[ast.AST] = [unit]
+    for name in qualname.split("."):
+        found = [n for scope in found for n in _statements(scope) if getattr(n, "name", "") == name]
+    for node in found:
+        # Of several definitions (overloads, branches) the live one is known by its line.
+        lines = [part.lineno for part in (node, *getattr(node, "decorator_list", ()))]
+        if isinstance(node, ast.stmt) and min(lines) == code.co_firstlineno:
+            return unit, node
+    raise Refused(f"{qualname} is not at line {code.co_firstlineno} of the source")
+
+
+# A statement at the left margin that may import, up to the next that is not a part of it.
+_MAY_IMPORT = re.compile(
+    r"\n(?=(?:import|from|if|try|with)\b).*"
+    r"(?:\n(?:(?=(?:elif|else|except|finally)\b)|(?![\w@])).*)*"
+)
 
 
 @functools.lru_cache(maxsize=1)
 def _imported_names(source: str) -> tuple[str, ...]:
     """The names that a module's top level imports, without parsing the rest of the module."""
-    kept: list[str] = []
-    keep = False
-    for line in source.splitlines(keepends=True):
-        if line[:1].isalpha() or line[:1] in "@_":
-            keep = line.startswith(_MAY_IMPORT)
-        if keep:
-            kept.append(line)
-    try:
-        tree = ast.parse("".join(kept))
-    except SyntaxError:
-        return ()  # the comparison decides whether that matters
-    return tuple(dict.fromkeys(_imports(tree.body)))
+    names: list[str] = []
+    for text in _MAY_IMPORT.findall("\n" + source):
+        try:
+            unit = ast.parse(text)
+        except SyntaxError:
+            continue  # a line of a docstring, most likely; the comparison tells if it matters
+        for node in _statements(unit):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names += _BINDERS[type(node)](node)
+    return tuple(dict.fromkeys(names))
 
 
-_MAY_IMPORT = ("import ", "from ", "if ", "elif ", "else:", "try:", "except", "finally:", "with ")
-
-
-def _imports(body: Iterable[ast.AST]) -> Iterator[str]:
-    for node in body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            for alias in node.names:
-                yield (alias.asname or alias.name).partition(".")[0]
-        elif not isinstance(node, Function | ast.ClassDef):
-            yield from _imports(_children(node))
+def _statements(scope: ast.AST) -> Iterator[Any]:
+    """The statements of a scope, those in compound statements too."""
+    for child in _children(scope):
+        if not isinstance(child, ast.expr):
+            yield child
+            if type(child) not in _SCOPES:
+                yield from _statements(child)
 
 
 def _compiled(unit: ast.Module, live: CodeType, qualname: str) -> CodeType:
@@ -257,151 +294,170 @@ def _compiled(unit: ast.Module, live: CodeType, qualname: str) -> CodeType:
         dont_inherit=True,
     )
     for name in qualname.split("."):
-        # Of several definitions (overloads, branches) the live one is known by its line.
-        found = [c for c in code.co_consts if isinstance(c, CodeType) and c.co_name == name]
-        last = [c for c in found if c.co_firstlineno <= live.co_firstlineno][-1:]
-        if not last:
+        found = [c for c in _code_objects(code, name) if c.co_firstlineno <= live.co_firstlineno]
+        if not found:
             raise ValueError(f"{qualname} is not at line {live.co_firstlineno}")
-        code = last[0]
+        code = found[-1]
     return code
 
 
 # Shapes
 
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.GeneratorExp)
+_BINDERS: dict[type[ast.AST], Callable[[Any], list[str]]] = {
+    ast.FunctionDef: lambda node: [node.name],
+    ast.AsyncFunctionDef: lambda node: [node.name],
+    ast.ClassDef: lambda node: [node.name],
+    ast.ExceptHandler: lambda node: [node.name] if node.name else [],
+    ast.Import: lambda node: [(a.asname or a.name).partition(".")[0] for a in node.names],
+    ast.ImportFrom: lambda node: [a.asname or a.name for a in node.names],
+    ast.MatchAs: lambda node: [node.name] if node.name else [],
+    ast.MatchStar: lambda node: [node.name] if node.name else [],
+    ast.MatchMapping: lambda node: [node.rest] if node.rest else [],
+}
 
-def _find(unit: ast.Module, qualname: str) -> ast.FunctionDef:
-    """The node of a function that ``_compiled`` found in the same unit."""
-    nodes: list[ast.AST] = [unit]
-    for name in qualname.split("."):
-        nodes = [
-            node
-            for parent in nodes
-            for node in _definitions(parent)
-            if isinstance(node, Function | ast.ClassDef) and node.name == name
-        ]
-    return _plain(nodes, qualname)
 
-
-def _children(node: ast.AST) -> Iterator[ast.AST]:
+def _children(node: ast.AST) -> list[ast.AST]:
     """``ast.iter_child_nodes``, at a third of its cost."""
+    children: list[ast.AST] = []
     for value in vars(node).values():
         if type(value) is list:
-            for item in value:
-                if isinstance(item, ast.AST):
-                    yield item
+            children += [item for item in value if isinstance(item, ast.AST)]
         elif isinstance(value, ast.AST):
-            yield value
+            children.append(value)
+    return children
 
 
-def _walk(node: ast.AST) -> Iterator[ast.AST]:
-    stack = [node]
-    while stack:
-        node = stack.pop()
-        yield node
-        stack += _children(node)
+class _Scope:
+    """What one walk tells of a function: the nodes that run in its frame, and its names.
+
+    A list, set or dictionary comprehension counts as part of the frame: it is over before the next
+    statement.  A class body counts as a scope of its own, since its methods outlive it.
+
+    Attributes:
+        node: the function, lambda, generator expression or class.
+        name: its name, as a code object would have it.
+        parameters: the names of its parameters.
+        own: the nodes of its frame, in the order of the source.
+        inner: the scopes defined in it, not those defined deeper.
+        uses: for each name, the nodes of its frame that read, bind or declare it.
+        bound: the parameters and locals (cells too).
+        unbound: the names that it may delete.
+    """
+
+    def __init__(self, node: Any) -> None:
+        self.node = node
+        self.name: str = getattr(node, "name", _NAMELESS.get(type(node), ""))
+        self.parameters = _parameters(node)
+        self.own: list[Any] = []
+        self.inner: list[_Scope] = []
+        self.uses: dict[str, list[ast.AST]] = {}
+        self.bound = set(self.parameters)
+        self.unbound: set[str] = set()
+        declared: set[str] = set()
+        stack = _inside(node)[::-1]
+        while stack:
+            node = stack.pop()
+            self.own.append(node)
+            if isinstance(node, ast.Name):
+                self.uses.setdefault(node.id, []).append(node)
+                if not isinstance(node.ctx, ast.Load):
+                    self.bound.add(node.id)
+                    if isinstance(node.ctx, ast.Del):
+                        self.unbound.add(node.id)
+                continue
+            kind = type(node)
+            if kind in _BINDERS:
+                for name in _BINDERS[kind](node):
+                    self.uses.setdefault(name, []).append(node)
+                    self.bound.add(name)
+                    if kind is ast.ExceptHandler:
+                        self.unbound.add(name)
+            if kind in _SCOPES:
+                self.inner.append(_Scope(node))
+                stack += _at_definition(node)[::-1]
+            elif isinstance(node, ast.Global | ast.Nonlocal):
+                for name in node.names:
+                    self.uses.setdefault(name, []).append(node)
+                    declared.add(name)
+            elif isinstance(node, ast.comprehension):  # its target is no local of the function
+                stack += [*node.ifs, node.iter]
+            else:
+                stack += _children(node)[::-1]
+        self.bound -= declared
+
+    def find(self, kind: type[_Node] | tuple[type[_Node], ...]) -> Iterator[_Node]:
+        """The nodes of these kinds in the frame."""
+        return (node for node in self.own if isinstance(node, kind))
+
+    def mentions(self, name: str) -> list[Any]:
+        """Every place that reads, binds or declares this very ``name``, closures included."""
+        found = list(self.uses.get(name, ()))
+        for scope in self.inner:
+            # The functions of a class do not see the names that its body binds.
+            if name not in scope.bound or isinstance(scope.node, ast.ClassDef):
+                found += scope.mentions(name)
+        return found
+
+    def capturers(self, name: str) -> list[_Scope]:
+        """The nested scopes that close over ``name``."""
+        return [s for s in self.inner if name not in s.bound and s.mentions(name)]
+
+    def always_bound(self, name: str) -> bool:
+        """Whether ``name`` has a value wherever the function is."""
+        if any(isinstance(node, ast.Nonlocal) for node in self.mentions(name)):
+            return False
+        return name in self.parameters and name not in self.unbound
+
+    def is_released(self, name: str) -> bool:
+        """Whether the function lets go of ``name`` on every way out.
+
+        That is: every mention of it is inside a ``try`` whose ``finally`` deletes or rebinds it.
+        """
+        guards = [
+            node for node in self.find(ast.Try) if any(_lets_go(s, name) for s in node.finalbody)
+        ]
+        mentions = self.mentions(name)
+        return bool(mentions) and all(
+            any(_is_within(node, [guard]) for guard in guards) for node in mentions
+        )
 
 
-def _definitions(node: ast.AST) -> Iterator[Closure | ast.ClassDef]:
-    """The functions and classes defined in a scope, not those defined deeper."""
-    for child in _children(node):
-        if isinstance(child, Closure | ast.ClassDef):
-            yield child
-        else:
-            yield from _definitions(child)
+_NAMELESS = {ast.Lambda: "<lambda>", ast.GeneratorExp: "<genexpr>"}
 
 
-def _plain(nodes: Sequence[ast.AST], what: str) -> ast.FunctionDef:
-    if len(nodes) != 1:
-        raise Refused(f"found {len(nodes)} functions {what}, expected 1")
-    (node,) = nodes
-    if isinstance(node, ast.FunctionDef) and not any(
-        isinstance(inner, ast.Yield | ast.YieldFrom) for inner in _own(node)
-    ):
-        return node
-    raise Refused(f"{what} is a generator, a coroutine or a class, expected a plain function")
+def _inside(node: Any) -> list[ast.AST]:
+    """What runs when the scope itself is run."""
+    if isinstance(node, ast.Lambda):
+        return [node.body]
+    if isinstance(node, ast.GeneratorExp):
+        first, *others = node.generators
+        return [node.elt, *first.ifs, *others]
+    return list(node.body)
 
 
-def _own(function: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that run in a function's own frame, or, for a comprehension, at once."""
-    body = function.body if isinstance(function, Function | ast.Lambda) else [function]
-    stack: list[ast.AST] = list(body) if isinstance(body, list) else [body]
-    while stack:
-        node = stack.pop()
-        yield node
-        if isinstance(node, Function):
-            stack += [*node.decorator_list, *node.args.defaults]
-            stack += [default for default in node.args.kw_defaults if default]
-        elif isinstance(node, ast.Lambda):
-            stack += [d for d in (*node.args.defaults, *node.args.kw_defaults) if d]
-        elif isinstance(node, ast.GeneratorExp):
-            stack.append(node.generators[0].iter)
-        elif isinstance(node, ast.ClassDef):
-            stack += [*node.decorator_list, *node.bases]
-        else:
-            stack += _children(node)
+def _at_definition(node: Any) -> list[ast.AST]:
+    """What runs where the scope is defined: decorators, defaults, annotations, bases."""
+    if isinstance(node, ast.GeneratorExp):
+        return [node.generators[0].iter]
+    if isinstance(node, ast.ClassDef):
+        return [*node.decorator_list, *node.bases, *node.keywords]
+    returns = getattr(node, "returns", None)
+    return [*getattr(node, "decorator_list", ()), node.args, *([returns] if returns else ())]
 
 
-def _parameters(function: Closure) -> list[str]:
-    if isinstance(function, ast.GeneratorExp):
+def _parameters(node: Any) -> list[str]:
+    arguments = getattr(node, "args", None)
+    if arguments is None:
         return []
-    arguments = function.args
     named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     return [arg.arg for arg in (*named, arguments.vararg, arguments.kwarg) if arg]
 
 
-def _binds(function: Closure, name: str) -> bool:
-    """Whether ``name`` is a parameter or local (a cell too) of the function."""
-    if name in _parameters(function):
-        return True
-    bound = False
-    for node in _own(function):
-        if isinstance(node, ast.Global | ast.Nonlocal) and name in node.names:
-            return False
-        bound |= _stores(node, name)
-    return bound
-
-
-def _stores(node: ast.AST, name: str) -> bool:
-    if isinstance(node, ast.Name):
-        return node.id == name and not isinstance(node.ctx, ast.Load)
-    if isinstance(node, ast.ExceptHandler | Function | ast.ClassDef):
-        return node.name == name
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return any((alias.asname or alias.name) == name for alias in node.names)
-    return isinstance(node, ast.MatchAs | ast.MatchStar) and node.name == name
-
-
-def _mentions(nodes: Iterable[ast.AST], name: str) -> Iterator[ast.AST]:
-    """Every place that reads or binds ``name``, closures included."""
-    for root in nodes:
-        for node in _walk(root):
-            if _stores(node, name) or (isinstance(node, ast.Name) and node.id == name):
-                yield node
-            elif isinstance(node, ast.Nonlocal) and name in node.names:
-                yield node
-
-
-def _capturers(function: Closure, name: str) -> list[Closure]:
-    """The nested functions that close over ``name``."""
-    return [
-        inner
-        for inner in _definitions(function)
-        if not isinstance(inner, ast.ClassDef)
-        and not _binds(inner, name)
-        and any(True for _ in _mentions([inner], name))
-    ]
-
-
-def is_released(function: Function, name: str) -> bool:
-    """Whether the function lets go of ``name`` on every way out.
-
-    That is: every mention of it is inside a ``try`` whose ``finally`` deletes or rebinds it.
-    """
-    covered: set[int] = set()
-    for node in _own(function):
-        if isinstance(node, ast.Try) and any(_lets_go(item, name) for item in node.finalbody):
-            covered.update(id(inner) for inner in _walk(node))
-    return all(id(node) in covered for node in _mentions(function.body, name))
+def _is_within(node: Any, statements: Sequence[Any]) -> bool:
+    first, last = statements[0], statements[-1]
+    start = first.lineno, first.col_offset
+    return start <= (node.lineno, node.col_offset) < (last.end_lineno, last.end_col_offset)
 
 
 def _lets_go(statement: ast.stmt, name: str) -> bool:
@@ -410,10 +466,15 @@ def _lets_go(statement: ast.stmt, name: str) -> bool:
     return False
 
 
+def _require_plain(scope: _Scope, what: str) -> None:
+    if not isinstance(scope.node, ast.FunctionDef) or any(scope.find((ast.Yield, ast.YieldFrom))):
+        raise Refused(f"{what} is a generator, a coroutine or a class, expected a plain function")
+
+
 # The change
 
 
-def apply(node: ast.FunctionDef, qualname: str, targets: Sequence[Target]) -> bool:
+def apply(node: ast.stmt, qualname: str, targets: Sequence[Target]) -> bool:
     """Rewrite an outermost function's tree in place.
 
     Returns:
@@ -424,161 +485,147 @@ def apply(node: ast.FunctionDef, qualname: str, targets: Sequence[Target]) -> bo
     """
     changed = False
     for target in targets:
-        function = node
-        for name in target.function.removeprefix(qualname).split(f".{LOCALS}.")[1:]:
-            inner = [d for d in _definitions(function) if getattr(d, "name", None) == name]
-            function = _plain(inner, f"{target.function} (at {name})")
-        changed |= _apply_one(function, target)
-    ast.fix_missing_locations(node)
+        scope = _Scope(node)
+        for name in _steps(qualname, target.function):
+            _require_plain(scope, f"{scope.name} around {target.function}")
+            found = [inner for inner in scope.inner if inner.name == name]
+            if len(found) != 1:
+                raise Refused(f"found {len(found)} functions {target.function}, expected 1")
+            (scope,) = found
+        changed |= _apply_one(scope, target)
     return changed
 
 
-def _apply_one(function: ast.FunctionDef, target: Target) -> bool:
-    _plain([function], target.function)
+def _apply_one(scope: _Scope, target: Target) -> bool:
+    _require_plain(scope, target.function)
     held = []
     for name in target.names:
-        if not _binds(function, name):
+        if name not in scope.bound:
             raise Refused(f"{target.function} has no parameter or local {name!r}")
-        if not is_released(function, name):
+        if not scope.is_released(name):
             held.append(name)
     if not held:
         return False
+    held += (name for name in _raised_locals(scope) if name not in held)
+    helpers: dict[str, _Scope] = {}
     for name in held:
-        allowed = set(target.closures)
-        for inner in _capturers(function, name):
-            label = getattr(inner, "name", f"<{type(inner).__name__.lower()}>")
-            if label in target.helpers:
-                helper = _plain([inner], label)
-                _pass_exception(function, helper, name)
-                _release(helper, [*_raised_locals(helper)])
-            elif label not in allowed:
-                raise Refused(f"{label} in {target.function} closes over {name!r} too")
-    _release(function, [*held, *(n for n in _raised_locals(function) if n not in held)])
+        for inner in _closures(scope, name, target):
+            if inner.name not in target.helpers:
+                raise Refused(f"{inner.name} in {target.function} closes over {name!r} too")
+            _pass_exception(scope, inner, name, target)
+            helpers[inner.name] = inner
+    for helper in helpers.values():
+        raised = list(_raised_locals(helper))
+        for name in raised:
+            for inner in _closures(helper, name, target):
+                raise Refused(f"{inner.name} in {helper.name} closes over {name!r}")
+        _release(helper, raised)
+    _release(scope, held)
     return True
 
 
-def _raised_locals(function: ast.FunctionDef) -> Iterator[str]:
+def _closures(scope: _Scope, name: str, target: Target) -> list[_Scope]:
+    """The nested functions that must not go on closing over ``name``."""
+    return [inner for inner in scope.capturers(name) if inner.name not in target.closures]
+
+
+def _raised_locals(scope: _Scope) -> Iterator[str]:
     """Locals that are bound by plain assignment and raised by name."""
-    assigned = {
-        t.id
-        for node in _own(function)
-        if isinstance(node, ast.Assign)
-        for t in node.targets
-        if isinstance(t, ast.Name)
-    }
-    for node in _own(function):
-        if isinstance(node, ast.Raise):
-            raised = node.exc
-            # `raise error.with_traceback(...)` raises the same object.
-            if (
-                isinstance(raised, ast.Call)
-                and isinstance(raised.func, ast.Attribute)
-                and raised.func.attr == "with_traceback"
-            ):
-                raised = raised.func.value
-            if (
-                isinstance(raised, ast.Name)
-                and raised.id in assigned
-                and _binds(function, raised.id)
-                and not is_released(function, raised.id)
-            ):
-                assigned.remove(raised.id)
+    bindings = [node.targets for node in scope.find(ast.Assign)]
+    bindings += ([node.target] for node in scope.find(ast.AnnAssign))
+    assigned = {t.id for targets in bindings for t in targets if isinstance(t, ast.Name)}
+    for node in scope.find(ast.Raise):
+        raised = node.exc
+        # `raise error.with_traceback(...)` raises the same object.
+        if (
+            isinstance(raised, ast.Call)
+            and isinstance(raised.func, ast.Attribute)
+            and raised.func.attr == "with_traceback"
+        ):
+            raised = raised.func.value
+        if isinstance(raised, ast.Name) and raised.id in assigned & scope.bound:
+            assigned.remove(raised.id)
+            if not scope.is_released(raised.id):
                 yield raised.id
 
 
-def _pass_exception(function: ast.FunctionDef, helper: ast.FunctionDef, name: str) -> None:
+def _pass_exception(scope: _Scope, helper: _Scope, name: str, target: Target) -> None:
     """Make ``name``, which ``helper`` closes over, its first parameter."""
-    if helper.decorator_list:
-        raise Refused(f"helper {helper.name} has a decorator")
-    if any(isinstance(n, ast.Nonlocal) and name in n.names for n in _walk(helper)):
-        raise Refused(f"helper {helper.name} rebinds {name!r}")
+    what = f"helper {helper.name} of {target.function}"
+    _require_plain(helper, what)
+    if helper.node.decorator_list:
+        raise Refused(f"{what} has a decorator")
+    if not scope.always_bound(name):
+        raise Refused(f"{what} may be called where {name!r} is not bound")
+    for inner in _closures(helper, name, target):
+        raise Refused(f"{inner.name} in {what} closes over {name!r} too")
     calls = [
         node
-        for node in _walk(function)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == helper.name
+        for node in (*scope.find(ast.Call), *helper.find(ast.Call))
+        if isinstance(node.func, ast.Name) and node.func.id == helper.name
     ]
-    mentions = list(_mentions(function.body, helper.name))
-    # One mention is its definition; a helper that is passed on as a value cannot get an argument.
-    if len(mentions) != len(calls) + 1:
-        raise Refused(f"helper {helper.name} is used other than by calling it")
-    own_calls = {id(node) for scope in (function, helper) for node in _own(scope)}
-    if not all(id(call) in own_calls for call in calls):
-        raise Refused(f"helper {helper.name} is called by another nested function")
-    parameters = helper.args.posonlyargs or helper.args.args
-    parameters.insert(0, ast.copy_location(ast.arg(name), helper))
+    # Its definition is one mention.  Who gets it as a value does not know of the new parameter.
+    if len(scope.mentions(helper.name)) != len(calls) + 1:
+        raise Refused(f"{what} is used other than by calling it there")
+    parameters = helper.node.args.posonlyargs or helper.node.args.args
+    parameters.insert(0, ast.arg(name, **_place(helper.node)))
     for call in calls:
-        call.args.insert(0, ast.copy_location(ast.Name(name, ast.Load()), call))
+        call.args.insert(0, ast.Name(name, ast.Load(), **_place(call)))
 
 
-def _release(function: ast.FunctionDef, names: Sequence[str]) -> None:
+def _release(scope: _Scope, names: Sequence[str]) -> None:
     """Put the code that uses ``names`` into ``try``/``finally`` that lets go of them."""
     everywhere = []
     for name in names:
         # The narrowest place: where only `except` blocks know the name, the way through the
         # function costs nothing more than before.
-        handlers = _handlers_that_hold(function, name)
+        handlers = _handlers_that_hold(scope, name)
         for handler in handlers:
             handler.body = _guarded(handler.body, [_let_go(name, handler.body[-1])])
         if not handlers:
             everywhere.append(name)
     if not everywhere:
         return
+    function = scope.node
     start = 1 if ast.get_docstring(function, clean=False) is not None else 0
     head, body = function.body[:start], function.body[start:]
-    deleted = {
-        node.id for node in _own(function) if isinstance(node, ast.Name) and not _reads(node)
-    }
-    finals = []
-    for name in everywhere:
-        # A parameter that the body leaves alone is bound on every way out; other names may not be.
-        always_bound = name in _parameters(function) and name not in deleted
-        finals.append(_let_go(name, body[-1], delete=always_bound))
+    if not body:
+        raise Refused(f"{scope.name} has no body")
+    # `del` fails on a name that is not bound.
+    finals = [_let_go(name, body[-1], delete=scope.always_bound(name)) for name in everywhere]
     function.body = head + _guarded(body, finals)
 
 
-def _reads(node: ast.Name) -> bool:
-    return isinstance(node.ctx, ast.Load)
+def _handlers_that_hold(scope: _Scope, name: str) -> list[ast.ExceptHandler]:
+    """The ``except`` blocks of one ``try`` that hold every mention of ``name``, if there are such.
 
-
-def _handlers_that_hold(function: ast.FunctionDef, name: str) -> list[ast.ExceptHandler]:
-    """The ``except`` blocks that hold every mention of ``name``; none if it lives outside them."""
-    if name in _parameters(function):
+    Two blocks of one ``try`` never run after each other, so none leaves the name to the other;
+    unless there is a loop around them.
+    """
+    if name in scope.parameters:
         return []
-    handlers: list[ast.ExceptHandler] = []
-    inside: set[int] = set()
-    stack: list[ast.AST] = list(reversed(function.body))
-    while stack:
-        node = stack.pop()
-        if isinstance(node, ast.ExceptHandler) and node.name != name:
-            mentions = list(_mentions(node.body, name))
-            if mentions:
-                handlers.append(node)
-                inside.update(map(id, mentions))
-            continue
-        # In a loop a name may carry something from one round to the next.
-        if not isinstance(node, Closure | ast.ClassDef | ast.For | ast.While):
-            stack += _children(node)
-    if all(id(node) in inside for node in _mentions(function.body, name)):
-        return handlers
+    mentions = scope.mentions(name)
+    loops = list(scope.find((ast.For, ast.While)))
+    for node in scope.find(ast.Try):
+        handlers = [h for h in node.handlers if any(_is_within(m, h.body) for m in mentions)]
+        if all(any(_is_within(m, h.body) for h in handlers) for m in mentions):
+            return [] if any(_is_within(node, [loop]) for loop in loops) else handlers
     return []
 
 
 def _let_go(name: str, near: ast.stmt, delete: bool = False) -> ast.stmt:
-    if delete:
-        statement: ast.stmt = ast.Delete([ast.Name(name, ast.Del())])
-    else:
-        statement = ast.Assign([ast.Name(name, ast.Store())], ast.Constant(None))
     # On the line of the last statement: nothing that runs is outside the function's own lines.
-    for node in _walk(statement):
-        if isinstance(node, ast.expr | ast.stmt):
-            ast.copy_location(node, near)
-    return statement
+    place = _place(near)
+    if delete:
+        return ast.Delete([ast.Name(name, ast.Del(), **place)], **place)
+    return ast.Assign([ast.Name(name, ast.Store(), **place)], ast.Constant(None, **place), **place)
 
 
 def _guarded(body: list[ast.stmt], finals: list[ast.stmt]) -> list[ast.stmt]:
-    if not body:
-        raise Refused("the function has no body")
-    guard = ast.Try(body=body, handlers=[], orelse=[], finalbody=finals)
-    return [ast.copy_location(guard, body[0])]
+    place = {**_place(body[0]), **_place(body[-1], "end_lineno", "end_col_offset")}
+    return [ast.Try(body=body, handlers=[], orelse=[], finalbody=finals, **place)]
+
+
+def _place(node: ast.AST, *of: str) -> dict[str, Any]:
+    """Where a node is in the source, to put another there."""
+    return {name: getattr(node, name) for name in of or node._attributes}

@@ -6,24 +6,11 @@ such for the release tests, not for equivalence.
 """
 
 import pytest
+from conftest import observation
 
-from dynamo_cyclefix import _verify, scenarios
+from dynamo_cyclefix import scenarios
 
 NAMES = list(scenarios.load())
-
-
-@pytest.fixture(scope="session")
-def sides():
-    off, on = _verify.run_both()
-    assert not off.error, off.error
-    assert not on.error, on.error
-    return off, on
-
-
-def observation(side, name):
-    if name in side.failures:
-        pytest.fail(side.failures[name])
-    return side.observations[name]
 
 
 @pytest.mark.parametrize("name", NAMES)

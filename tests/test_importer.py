@@ -1,0 +1,534 @@
+"""The importer on real torch: when it patches, what it costs, what it says, and how it goes away.
+
+Only child processes import torch.
+"""
+
+import importlib.util
+import textwrap
+from typing import Any
+
+import pytest
+from conftest import run_child
+
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="torch is not installed"
+)
+
+PRELUDE = '''
+import gc, importlib, json, logging, sys, threading, weakref
+
+records = []
+
+class Keep(logging.Handler):
+    def emit(self, record):
+        dynamo = sys.modules.get("torch._dynamo")
+        early = dynamo is not None and dynamo.__spec__._initializing
+        records.append([record.levelname, record.getMessage(), early])
+
+logging.getLogger("dynamo_cyclefix").addHandler(Keep())
+logging.getLogger("dynamo_cyclefix").setLevel("INFO")
+
+TARGET = "torch._dynamo.symbolic_convert"
+
+def code():
+    return sys.modules[TARGET].InstructionTranslatorBase.exception_handler.__code__
+
+class Payload: pass
+
+# Dynamo keeps what it learnt with the code object: each function gets one of its own.
+FUNCTION = """
+def helper(mapping):
+    return mapping["key"]
+def function(x, mapping):
+    return helper(mapping) + x
+"""
+
+def compiled():
+    import torch
+    namespace = {}
+    exec(FUNCTION, namespace)
+    return torch.compile(namespace["function"], backend="eager")
+
+def pinned(function=None):
+    import torch
+    function = function or compiled()
+    def user():
+        payload = Payload()
+        try:
+            function(torch.ones(1), {})
+        except KeyError:
+            return weakref.ref(payload)
+    gc.collect()
+    gc.disable()
+    payload = user()
+    answer = payload() is not None
+    gc.enable()
+    gc.collect()
+    assert payload() is None
+    return answer
+
+def observed():
+    import dynamo_cyclefix
+    patches = {patch.id: patch for patch in dynamo_cyclefix.status().patches}
+    patch = patches["observed-exceptions"]
+    return patch.state.value.partition(",")[0], patch.reason
+
+def lines(level):
+    return [text for name, text, _ in records if name == level and "observed-exc" in text]
+'''
+# What torch does not import by itself, and we must not make it import.
+LIGHT = (
+    *("torch", "wrapt", "packaging", "typing", "inspect", "ast", "logging", "asyncio"),
+    *("importlib.metadata", "dataclasses", "re", "enum", "threading"),
+)
+
+
+def report(code: str, **env: str) -> Any:
+    """Run a program after the prelude, and give what it prints as JSON; nothing goes to stderr."""
+    finished = run_child(PRELUDE + textwrap.dedent(code), **env)
+    assert finished.stderr == ""
+    return finished.json
+
+
+# ---- what the import costs -----------------------------------------------------------------------
+
+
+def imported(statement: str, **env: str) -> set[str]:
+    stderr = run_child(statement, options=["-X", "importtime"], **env).stderr
+    return {line.rpartition("|")[2].strip() for line in stderr.splitlines()}
+
+
+@pytest.mark.parametrize("mode", ["on", "strict", "off", ""])
+def test_the_import_is_light(mode: str) -> None:
+    ours = imported("import dynamo_cyclefix", DYNAMO_CYCLEFIX=mode)
+    theirs = imported("pass")
+    assert "dynamo_cyclefix._finder" in ours
+    assert not {
+        name for name in ours - theirs for light in LIGHT if f"{name}.".startswith(f"{light}.")
+    }
+    assert {name for name in ours - theirs if not name.startswith("dynamo_cyclefix")} <= {"time"}
+
+
+def test_without_torch() -> None:
+    result = report("""
+        class Blocker:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] == "torch":
+                    raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        sys.meta_path.insert(0, Blocker())
+        import dynamo_cyclefix
+        try:
+            import torch
+        except ModuleNotFoundError as error:
+            missing = error.name
+        status = dynamo_cyclefix.status()
+        dynamo_cyclefix.deactivate()
+        states = sorted({patch.state.value for patch in status.patches})
+        print(json.dumps([missing, status.torch, status.active, status.error, states, records]))
+    """)
+    assert result == ["torch", None, True, "", ["pending"], []]
+
+
+# ---- before, after, twice ------------------------------------------------------------------------
+
+
+@needs_torch
+def test_imported_before_torch() -> None:
+    result = report("""
+        import dynamo_cyclefix, torch
+        steps = {"torch._dynamo with torch": "torch._dynamo" in sys.modules}
+        steps["pending"] = observed()[0]
+        import torch._dynamo
+        steps["loader"] = type(sys.modules[TARGET].__loader__).__name__
+        steps["spec"] = type(sys.modules[TARGET].__spec__.loader).__name__
+        steps["applied"] = observed()[0]
+        steps["pinned"] = pinned()
+        infos, warnings = lines("INFO"), lines("WARNING")
+        steps["log"] = [len(infos), warnings, [e for _, text, e in records if text in infos]]
+        steps["text"] = infos[0]
+        patched = code()
+        dynamo_cyclefix.deactivate()
+        original = code()
+        steps["deactivated"] = [original is not patched, pinned(), dynamo_cyclefix.status().active]
+        dynamo_cyclefix.activate()
+        steps["again"] = [code() is not original, pinned(), observed()[0]]
+        dynamo_cyclefix.activate()
+        ours = [f for f in sys.meta_path if type(f).__module__ == "dynamo_cyclefix._finder"]
+        steps["twice"] = [code() is not original, pinned(), observed()[0], len(ours)]
+        dynamo_cyclefix.deactivate()
+        dynamo_cyclefix.deactivate()
+        steps["identical"] = code() is original
+        print(json.dumps(steps))
+    """)
+    text = result.pop("text")
+    assert text.startswith("patch observed-exceptions applied to torch._dynamo.symbolic_convert of")
+    assert result == {
+        "torch._dynamo with torch": False,
+        "pending": "pending",
+        "loader": "SourceFileLoader",
+        "spec": "SourceFileLoader",
+        "applied": "applied",
+        "pinned": False,
+        # One line, and it came before the code that imports the module could go on.
+        "log": [1, [], [True]],
+        "deactivated": [True, True, False],
+        "again": [True, False, "applied"],
+        "twice": [True, False, "applied", 1],
+        "identical": True,
+    }
+
+
+@needs_torch
+def test_imported_after_torch_dynamo() -> None:
+    result = report("""
+        import torch, torch._dynamo
+        original = code()
+        earlier = [compiled(), compiled()]
+        for function in earlier:
+            function(torch.ones(1), {"key": 1})
+        control = pinned(earlier[0])
+        import dynamo_cyclefix
+        steps = [control, code() is original, observed()[0], pinned(earlier[1]), pinned()]
+        dynamo_cyclefix.deactivate()
+        print(json.dumps([*steps, code() is original, len(lines("INFO")), len(lines("WARNING"))]))
+    """)
+    assert result == [True, False, "applied", False, False, True, 1, 0]
+
+
+@needs_torch
+def test_every_patched_function_gets_its_own_code_back() -> None:
+    result = report("""
+        import torch, torch._dynamo
+        from types import FunctionType
+        def codes():
+            functions = [f for f in gc.get_objects() if type(f) is FunctionType]
+            return {id(f): f.__code__ for f in functions if str(f.__module__).startswith("torch.")}
+        before = codes()
+        import dynamo_cyclefix
+        during = codes()
+        dynamo_cyclefix.deactivate()
+        after = codes()
+        changed = [i for i, code in before.items() if during.get(i, code) is not code]
+        wrong = [i for i, code in before.items() if after.get(i, code) is not code]
+        print(json.dumps([len(changed), len(wrong)]))
+    """)
+    assert result[0] > 5
+    assert result[1] == 0
+
+
+# ---- reload, threads -----------------------------------------------------------------------------
+
+
+@needs_torch
+def test_reload() -> None:
+    result = report("""
+        import dynamo_cyclefix, torch, torch._dynamo
+        first = code()
+        importlib.reload(sys.modules[TARGET])
+        steps = [code() is not first, observed()[0], len(lines("INFO")), lines("WARNING")]
+        dynamo_cyclefix = importlib.reload(dynamo_cyclefix)
+        ours = [f for f in sys.meta_path if type(f).__module__ == "dynamo_cyclefix._finder"]
+        steps += [observed()[0], len(ours)]
+        patched = code()
+        dynamo_cyclefix.deactivate()
+        print(json.dumps([*steps, code() is not patched]))
+    """)
+    assert result == [True, "applied", 2, [], "applied", 1, True]
+
+
+@needs_torch
+def test_threads() -> None:
+    result = report("""
+        import dynamo_cyclefix, torch
+        start = threading.Barrier(5)
+        seen = []
+        def work():
+            start.wait()
+            import torch._dynamo
+            seen.append(code())
+        threads = [threading.Thread(target=work) for _ in range(5)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        patched = code()
+        # Whoever has imported the module has it patched.
+        steps = [[c is patched for c in seen], observed()[0], pinned(), len(lines("INFO"))]
+        dynamo_cyclefix.deactivate()
+        print(json.dumps([*steps, lines("WARNING"), code() is patched]))
+    """)
+    assert result == [[True] * 5, "applied", False, 1, [], False]
+
+
+@needs_torch
+def test_a_module_that_is_half_imported_is_left_until_it_is_whole() -> None:
+    result = report("""
+        import dynamo_cyclefix
+        from importlib.machinery import PathFinder
+        seen = []
+        class Slow:
+            def find_spec(self, name, path=None, target=None):
+                if name != TARGET:
+                    return None
+                spec = PathFinder.find_spec(name, path, target)
+                execute = spec.loader.exec_module
+                def exec_module(module):
+                    # Another thread imports, and asks for the status, meanwhile.
+                    def other():
+                        importlib.import_module("torch.utils.bundled_inputs")
+                        seen.append(observed()[0])
+                    thread = threading.Thread(target=other)
+                    thread.start()
+                    thread.join()
+                    execute(module)
+                spec.loader.exec_module = exec_module
+                return spec
+        import torch
+        sys.meta_path.insert(1, Slow())
+        import torch._dynamo
+        print(json.dumps([seen, observed()[0], pinned(), lines("WARNING"), len(lines("INFO"))]))
+    """)
+    assert result == [["pending"], "applied", False, [], 1]
+
+
+# ---- the environment -----------------------------------------------------------------------------
+
+
+@needs_torch
+def test_off() -> None:
+    result = report(
+        """
+        import dynamo_cyclefix, torch, torch._dynamo
+        before = [code().co_filename != "", observed()[0], pinned()]
+        dynamo_cyclefix.activate()
+        print(json.dumps([*before, observed()[0], pinned(), sys.meta_path[0].__class__.__name__,
+                          [text for _, text, _ in records]]))
+        """,
+        DYNAMO_CYCLEFIX="off",
+    )
+    *states, first_finder, log = result
+    assert states == [True, "disabled", True, "disabled", True]
+    assert first_finder != "TargetFinder"
+    assert log == ["not activated: DYNAMO_CYCLEFIX=off"]
+
+
+MODE = """
+    import dynamo_cyclefix
+    status = dynamo_cyclefix.status()
+    print(json.dumps([status.active, status.strict, records]))
+"""
+
+
+@pytest.mark.parametrize("mode", ["", "on", "ON", " strict "])
+def test_known_values_are_accepted_silently(mode: str) -> None:
+    result = report(
+        MODE,
+        DYNAMO_CYCLEFIX=mode,
+    )
+    assert result == [True, "strict" in mode, []]
+
+
+def test_an_unknown_value_is_a_warning_and_means_on() -> None:
+    active, strict, log = report(MODE, DYNAMO_CYCLEFIX="maybe")
+    assert (active, strict) == (True, False)
+    (line,) = log
+    assert line[:2] == [
+        "WARNING",
+        "DYNAMO_CYCLEFIX='maybe' is unknown, expected off, on or strict; it counts as on",
+    ]
+
+
+def test_an_unknown_patch_is_a_warning() -> None:
+    code = "import dynamo_cyclefix as d; d.status(); print(json.dumps(records))"
+    ((level, text, _),) = report(code, DYNAMO_CYCLEFIX_PATCHES="observed-exceptions,nonsense")
+    assert level == "WARNING"
+    assert "'nonsense'" in text
+    assert "observed-exceptions" in text
+
+
+@needs_torch
+def test_a_patch_that_is_switched_off_is_not_applied() -> None:
+    result = report(
+        """
+        import dynamo_cyclefix, torch._dynamo
+        print(json.dumps([observed(), pinned(), records != []]))
+        """,
+        DYNAMO_CYCLEFIX_PATCHES="-observed-exceptions",
+    )
+    assert result == [["disabled", "switched off"], True, True]
+
+
+@needs_torch
+def test_nothing_is_printed_by_default() -> None:
+    finished = run_child("import dynamo_cyclefix, torch._dynamo")
+    assert (finished.stdout, finished.stderr) == ("", "")
+
+
+# ---- an affected function that cannot be patched -------------------------------------------------
+
+# Another program's finder that exchanges the handler as soon as its module has been executed.
+MEDDLER = """
+class Meddler:
+    def find_spec(self, name, path=None, target=None):
+        if name != TARGET:
+            return None
+        from importlib.machinery import PathFinder
+        spec = PathFinder.find_spec(name, path, target)
+        execute = spec.loader.exec_module
+        def exec_module(module):
+            execute(module)
+            base = module.InstructionTranslatorBase
+            genuine = base.exception_handler
+            def exception_handler(self, raised_exception):
+                genuine(self, raised_exception)
+            base.exception_handler = exception_handler
+        spec.loader.exec_module = exec_module
+        return spec
+
+"""
+FAILED = "InstructionTranslatorBase.exception_handler was replaced by __main__"
+
+
+@needs_torch
+@pytest.mark.parametrize("place", ["before ours", "after ours"])
+def test_a_replaced_function_is_left_alone(place: str) -> None:
+    insert = "import dynamo_cyclefix\nsys.meta_path.insert({}, Meddler())\n".format(
+        0 if place == "before ours" else 1
+    )
+    state, reason, warnings, infos, name = report(
+        MEDDLER
+        + insert
+        + "import torch, torch._dynamo\n"
+        + "pinned()\n"
+        + "print(json.dumps([*observed(), lines('WARNING'), lines('INFO'), code().co_filename]))"
+    )
+    assert state == "not applied"
+    assert reason.startswith(FAILED)
+    (warning,) = warnings
+    assert warning.startswith("patch observed-exceptions not applied to torch ")
+    assert FAILED in warning
+    assert infos == []
+    assert name == "<string>"
+
+
+@needs_torch
+@pytest.mark.parametrize("strict", ["strict", "on"])
+def test_strict_mode_fails_the_import_of_the_target(strict: str) -> None:
+    result = report(
+        MEDDLER
+        + "import dynamo_cyclefix\nsys.meta_path.insert(1, Meddler())\n"
+        + "import torch\n"
+        + "try:\n    import torch._dynamo\nexcept dynamo_cyclefix.PatchError as error:\n"
+        + "    result = [True, not isinstance(error, ImportError), str(error)]\n"
+        + "else:\n    result = [False, False, '']\n"
+        + "print(json.dumps(result))",
+        DYNAMO_CYCLEFIX=strict,
+        DYNAMO_CYCLEFIX_UNSEEN="accept",
+    )
+    raised, not_import_error, text = result
+    assert raised is (strict == "strict")
+    if raised:
+        assert not_import_error
+        assert text.startswith("torch 2.")
+        assert "is affected and could not be patched (observed-exceptions: " in text
+        assert FAILED in text
+        assert "DYNAMO_CYCLEFIX=on" in text
+        assert "\n" not in text
+
+
+@needs_torch
+def test_strict_activation_after_torch_raises_and_leaves_nothing_behind() -> None:
+    result = report("""
+        import torch, torch._dynamo
+        base = sys.modules[TARGET].InstructionTranslatorBase
+        genuine = base.exception_handler
+        base.exception_handler = lambda self, raised_exception: genuine(self, raised_exception)
+        utils = sys.modules["torch._dynamo.eval_frame"]
+        original = utils._TorchDynamoContext.__call__.__code__
+        import dynamo_cyclefix
+        dynamo_cyclefix.deactivate()
+        records.clear()
+        try:
+            dynamo_cyclefix.activate(strict=True, accept_unseen=True)
+        except dynamo_cyclefix.PatchError as error:
+            text = str(error)
+        ours = [f for f in sys.meta_path if type(f).__module__ == "dynamo_cyclefix._finder"]
+        untouched = utils._TorchDynamoContext.__call__.__code__ is original
+        print(json.dumps([text, len(ours), untouched, dynamo_cyclefix.status().active]))
+    """)
+    assert FAILED in result[0]
+    assert result[1:] == [0, True, False]
+
+
+@needs_torch
+def test_strict_mode_on_a_torch_that_can_be_patched() -> None:
+    result = report(
+        "import dynamo_cyclefix, torch._dynamo; print(json.dumps([observed()[0], pinned()]))",
+        DYNAMO_CYCLEFIX="strict",
+        DYNAMO_CYCLEFIX_UNSEEN="accept",
+    )
+    assert result == ["applied", False]
+
+
+# ---- other finders -------------------------------------------------------------------------------
+
+
+@needs_torch
+def test_a_finder_that_takes_the_module_before_us() -> None:
+    result = report("""
+        import dynamo_cyclefix
+        from importlib.machinery import PathFinder
+        class Greedy:
+            asked = 0
+            def find_spec(self, name, path=None, target=None):
+                if name == TARGET:
+                    self.asked += 1
+                    return PathFinder.find_spec(name, path, target)
+        greedy = Greedy()
+        sys.meta_path.insert(0, greedy)
+        import torch, torch._dynamo
+        print(json.dumps([greedy.asked, pinned(), observed()[0], lines("WARNING")]))
+    """)
+    assert result == [1, False, "applied", []]
+
+
+@needs_torch
+def test_a_finder_that_asks_all_others() -> None:
+    result = report("""
+        import dynamo_cyclefix
+        class Curious:
+            busy = False
+            asked = 0
+            def find_spec(self, name, path=None, target=None):
+                if self.busy or not name.startswith("torch._dynamo"):
+                    return None
+                self.busy = True
+                self.asked += 1
+                try:
+                    for finder in sys.meta_path:
+                        spec = finder is not self and finder.find_spec(name, path, target)
+                        if spec:
+                            return spec
+                finally:
+                    self.busy = False
+        for place in (0, 2):
+            sys.meta_path.insert(place, Curious())
+        import torch, torch._dynamo
+        print(json.dumps([pinned(), observed()[0], lines("WARNING"), len(lines("INFO"))]))
+    """)
+    assert result == [False, "applied", [], 1]
+
+
+@needs_torch
+def test_our_finder_is_removed() -> None:
+    result = report("""
+        import dynamo_cyclefix
+        sys.meta_path[:] = [f for f in sys.meta_path if "dynamo_cyclefix" not in type(f).__module__]
+        import torch, torch._dynamo
+        before = pinned()
+        error = dynamo_cyclefix.status().error
+        dynamo_cyclefix.activate()
+        print(json.dumps([before, error, pinned(), observed()[0], dynamo_cyclefix.status().error]))
+    """)
+    before, error, after, state, no_error = result
+    assert before is True
+    assert "removed from sys.meta_path" in error
+    assert (after, state, no_error) == (False, "applied", "")
