@@ -9,7 +9,7 @@ import contextlib
 import operator
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,9 +20,6 @@ from torch._inductor import config as inductor_config
 from ._recording import compiled
 from ._registry import scenario
 from .fake_tensor import ops
-
-# Keeps Inductor from writing caches and from preparing patterns, which takes seconds.
-LIGHT = {"force_disable_caches": True, "pattern_matcher": False}
 
 
 def failing(graph_module: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
@@ -46,17 +43,17 @@ def double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-@contextlib.contextmanager
-def reproducers(level: int) -> Iterator[None]:
+def reproducers(level: int) -> contextlib.ExitStack:
     """Have Dynamo write a reproducer of a failing graph, in a folder that is removed again."""
-    before = os.getcwd()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        try:
-            with config.patch(repro_after="dynamo", repro_level=level, debug_dir_root=folder):
-                yield
-        finally:
-            os.chdir(before)
+    # No generator context manager: on CPython 3.13.0 contextlib itself keeps what leaves its body.
+    stack = contextlib.ExitStack()
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    stack.callback(os.chdir, os.getcwd())
+    os.chdir(folder)
+    stack.enter_context(
+        config.patch(repro_after="dynamo", repro_level=level, debug_dir_root=folder)
+    )
+    return stack
 
 
 @scenario()
@@ -158,7 +155,7 @@ def aot_backward_fails() -> object:
     return loss.item()
 
 
-@scenario()
+@scenario("backward-compile-errors")
 def aot_backward_fails_dynamic() -> object:
     """The backward compiler raises ahead of time, with symbolic sizes, and is not needed."""
     backend = aot_autograd(fw_compiler=lambda graph, inputs: graph, bw_compiler=failing)
@@ -200,14 +197,15 @@ def inductor_pass_fails() -> object:
     def rewrite(graph: torch.fx.Graph) -> None:
         raise ValueError("the pattern does not apply")
 
-    with inductor_config.patch(pre_grad_custom_pass=rewrite, **LIGHT):
+    with inductor_config.patch(pre_grad_custom_pass=rewrite):
         return torch.compile(double, backend="inductor")(torch.ones(3))
 
 
 @scenario()
 def inductor_lowering_fails() -> object:
     """Inductor meets a custom operator that it may not fall back for."""
-    with inductor_config.patch(implicit_fallbacks=False, **LIGHT):
+    # Without the pattern matcher, whose patterns take seconds to prepare.
+    with inductor_config.patch(implicit_fallbacks=False, pattern_matcher=False):
         return torch.compile(lambda x: ops.plain(x), backend="inductor")(torch.ones(3))
 
 

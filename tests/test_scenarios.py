@@ -1,0 +1,122 @@
+"""The registry of scenarios: complete, well named, and in a stable order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from dynamo_cyclefix import scenarios
+from dynamo_cyclefix._catalogue import load as load_catalogue
+from dynamo_cyclefix.scenarios import _registry
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> dict[str, scenarios.Scenario]:
+    """A registry of this test's own."""
+    found: dict[str, scenarios.Scenario] = {}
+    monkeypatch.setattr(_registry, "_registered", found)
+    return found
+
+
+def test_every_scenario_module_is_loaded() -> None:
+    folder = Path(scenarios.__file__).parent
+    modules = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")}
+    loaded = {found.body.__module__.rpartition(".")[2] for found in scenarios.load_all().values()}
+    assert loaded == modules
+
+
+def test_enough_scenarios() -> None:
+    every = scenarios.load_all()
+    assert len(every) >= 100
+    claimed = Counter(patch for found in every.values() for patch in found.patches)
+    assert claimed["observed-exceptions"] >= 25
+
+
+def test_scenarios_name_patches_that_exist() -> None:
+    known = set(load_catalogue().patches)
+    claimed = {patch for found in scenarios.load_all().values() for patch in found.patches}
+    assert claimed <= known
+
+
+def test_every_patch_has_a_scenario() -> None:
+    known = set(load_catalogue().patches)
+    claimed = {patch for found in scenarios.load_all().values() for patch in found.patches}
+    assert known <= claimed
+
+
+def test_order_is_that_of_the_source() -> None:
+    every = list(scenarios.load_all().values())
+    places = [
+        (_registry._MODULES.index(found.body.__module__.rpartition(".")[2]), line)
+        for found in every
+        if (line := found.body.__code__.co_firstlineno)
+    ]
+    assert places == sorted(places)
+
+
+def test_only_what_applies_is_loaded() -> None:
+    every, applicable = scenarios.load_all(), scenarios.load()
+    assert set(applicable) <= set(every)
+    assert all(
+        (name in applicable) == found.applies(torch.__version__) for name, found in every.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "applies"),
+    [
+        ("2.7.1", False),
+        ("2.8.0", True),
+        ("2.8.0+cu128", True),
+        ("2.9.0a0+50eac811a6.nv25.10", True),
+        ("2.8.0rc1", True),
+        ("2.15.0.dev20260901+cpu", True),
+        ("2.7.0a0+git1234567", False),
+    ],
+)
+def test_releases_on_which_a_scenario_applies(
+    registered: dict[str, scenarios.Scenario], version: str, applies: bool
+) -> None:
+    @scenarios.scenario("observed-exceptions", torch=">=2.8")
+    def recent_feature() -> None:
+        """Use what is new."""
+
+    assert registered["recent-feature"].applies(version) is applies
+
+
+def test_registering(registered: dict[str, scenarios.Scenario]) -> None:
+    @scenarios.scenario("observed-exceptions", "fullgraph-errors")
+    def something_raises() -> str:
+        """A helper raises.
+
+        More about it.
+        """
+        return "done"
+
+    found = registered["something-raises"]
+    assert found.purpose == "A helper raises."
+    assert found.patches == ("observed-exceptions", "fullgraph-errors")
+    assert found.body() == something_raises() == "done"
+    assert found.applies("2.4.1")
+
+
+def test_a_name_that_is_taken_is_refused(registered: dict[str, scenarios.Scenario]) -> None:
+    def twice() -> None:
+        """Do something."""
+
+    scenarios.scenario()(twice)
+    with pytest.raises(ValueError, match="'twice' is registered already"):
+        scenarios.scenario()(twice)
+
+
+def test_a_scenario_without_a_purpose_is_refused(
+    registered: dict[str, scenarios.Scenario],
+) -> None:
+    def silent() -> None: ...
+
+    with pytest.raises(ValueError, match="'silent' has no docstring"):
+        scenarios.scenario()(silent)
+    assert not registered
