@@ -82,9 +82,10 @@ def dynamo_import(pairs):
 
 def in_process(pairs, calls):
     sys.path.insert(0, str(ROOT))
-    import dynamo_cyclefix
     import torch
     import torch._dynamo
+
+    import dynamo_cyclefix
 
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)), torch.nn.ReLU())
     batch = torch.ones(2, 8)

@@ -7,11 +7,11 @@ and imports nothing else: the patches are applied when torch's own modules are i
 import os
 import sys
 
-from dynamo_cyclefix._errors import CatalogueError, PatchError
 from dynamo_cyclefix._finder import TargetFinder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dynamo_cyclefix._errors import CatalogueError, PatchError
     from dynamo_cyclefix._status import Status
 
 __all__ = ["CatalogueError", "PatchError", "activate", "deactivate", "status"]
@@ -48,7 +48,7 @@ def activate(
     global _active
     mode = _mode()
     if mode == "off":
-        _warn("not activated: DYNAMO_CYCLEFIX=off", level="INFO")
+        _log("INFO", "not activated: DYNAMO_CYCLEFIX=off")
         return
     deactivate()
     _active = TargetFinder(
@@ -60,10 +60,14 @@ def activate(
         way=way,
     )
     sys.meta_path.insert(0, _active)
+    if os.environ.get("DYNAMO_CYCLEFIX_REPORT") == "1":
+        from dynamo_cyclefix import _report
+
+        _active.report = _report.write
     if "torch" in sys.modules:
         try:
             _active.catch_up()
-        except PatchError:
+        except RuntimeError:
             deactivate()
             raise
 
@@ -71,11 +75,14 @@ def activate(
 def deactivate() -> None:
     """Give every patched function its original code object again, and stop waiting for others."""
     global _active
-    finder, _active = _active, None
-    if finder is not None:
-        if finder in sys.meta_path:
-            sys.meta_path.remove(finder)
-        finder.take_back()
+    # A reload of this package, or a second copy of it, leaves a finder that `_active` is not.
+    finders = [f for f in sys.meta_path if type(f).__module__ == TargetFinder.__module__]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in finders]
+    if _active is not None and _active not in finders:
+        finders.append(_active)
+    _active = None
+    for finder in finders:
+        finder.take_back()  # type: ignore[attr-defined]
 
 
 def status() -> "Status":
@@ -88,19 +95,39 @@ def status() -> "Status":
     return _status.status(_active)
 
 
+def __getattr__(name: str) -> object:
+    # The errors are loaded on demand: most starts of an interpreter see none.
+    if name in ("CatalogueError", "PatchError"):
+        from dynamo_cyclefix import _errors
+
+        return getattr(_errors, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _activated_by(way: str) -> None:
+    """Name what imported us, for the files that do so when an interpreter starts."""
+    if _active is not None:
+        _active.way = way
+
+
 def _mode() -> str:
     mode = os.environ.get("DYNAMO_CYCLEFIX", "").strip().lower() or "on"
     if mode in ("off", "on", "strict"):
         return mode
-    _warn(f"DYNAMO_CYCLEFIX={mode!r} is unknown, expected off, on or strict; it counts as on")
+    _log(
+        "WARNING",
+        f"DYNAMO_CYCLEFIX={mode!r} is unknown, expected off, on or strict; it counts as on",
+    )
     return "on"
 
 
-def _warn(message: str, level: str = "WARNING") -> None:
+def _log(level: str, message: str) -> None:
     import logging
 
     logging.getLogger(__name__).log(getattr(logging, level), message)
 
 
-if _mode() != "off":
+if os.environ.get("DYNAMO_CYCLEFIX", "").strip().lower() != "off":
     activate(way="import")
+elif os.environ.get("DYNAMO_CYCLEFIX_REPORT") == "1":
+    from dynamo_cyclefix import _report  # noqa: F401 - it writes when the process exits

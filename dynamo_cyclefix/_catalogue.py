@@ -162,11 +162,14 @@ def load(folder: Traversable | None = None) -> Catalogue:
         if patch.id in patches:
             raise CatalogueError(f"patches/{name}: key 'id': found {patch.id!r} a second time")
         patches[patch.id] = patch
-    catalogue = Catalogue(
-        patches,
-        {key: {h: tuple(r) for h, r in known.items()} for key, known in sources.items()},
-        tuple(explained),
-    )
+    try:
+        known = {key: {h: tuple(r) for h, r in seen.items()} for key, seen in sources.items()}
+    except (AttributeError, TypeError):
+        raise CatalogueError(
+            f"patches/{_SOURCES}: found something else than, for each function, releases by the"
+            " SHA-256 of their source, as expected; reinstall the package"
+        ) from None
+    catalogue = Catalogue(patches, known, tuple(explained))
     _check_owners(catalogue)
     return catalogue
 

@@ -11,6 +11,11 @@ _COMMANDS = {
     "status": ("_status", "tell what is patched on the installed torch, and why the rest is not"),
     "verify": ("_verify", "prove on the installed torch that frames are released"),
     "sources": ("_sources", "compare a release's functions with the sources seen before"),
+    "autostart": ("_autostart", "activate in every start of this interpreter, by a .pth file"),
+    "sitecustomize-dir": ("_sitecustomize", "print the directory that PYTHONPATH activates by"),
+    "run": ("_launch", "run a program, and every Python that it starts, with the patches"),
+    "scan": ("_scan", "list places in the installed torch that can still hold an exception"),
+    "measure": ("_measure", "measure memory, live frames and restarts, with and without patches"),
     "diff": ("_diff", "show what runs instead of the installed torch's own functions"),
 }
 
@@ -36,5 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name in argv[:1]:
             chosen = importlib.import_module(f"dynamo_cyclefix.{module}")
             chosen.add_arguments(command)
-    arguments = parser.parse_args(argv)
+    # What follows `run` belongs to the program; argparse would take a `--` out of it.
+    is_run = argv[:1] == ["run"] and argv[1:] not in (["-h"], ["--help"])
+    arguments = parser.parse_args(argv[:1] if is_run else argv)
+    arguments.rest = argv[1:]
     return int(chosen.run(arguments))

@@ -5,7 +5,7 @@ class PatchError(RuntimeError):
     """In strict mode: an affected torch could not be patched.
 
     Raised by the import of the target module (or by :func:`dynamo_cyclefix.activate` when that
-    module is loaded already).  Not an ``ImportError``, so that ``try: import torch`` cannot hide it.
+    module is loaded already).  Not an ``ImportError``: ``try: import torch`` must not hide it.
     """
 
 

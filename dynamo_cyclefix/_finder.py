@@ -6,17 +6,16 @@ the work (:mod:`dynamo_cyclefix._patcher`) is loaded with the first submodule of
 
 import sys
 import time
-from _thread import get_ident
-
-from dynamo_cyclefix._errors import PatchError
+from _thread import RLock, get_ident
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
 
+    from dynamo_cyclefix._errors import PatchError
     from dynamo_cyclefix._patcher import Patcher
 
 
@@ -35,10 +34,13 @@ class TargetFinder:
         self.way = way
         self.since = time.time()
         self.error = ""
+        self.report: Callable[[], None] | None = None
         self._patches = patches
         self._accept_unseen = accept_unseen
-        self._patcher: "Patcher | None" = None
-        self._asked: "set[tuple[str, int]]" = set()
+        self._patcher: Patcher | None = None
+        self._asked: set[tuple[str, int]] = set()
+        self._lock = RLock()
+        self._hidden = False
 
     def patcher(self) -> "Patcher | None":
         """What applies the patches; ``None`` if it cannot be made, which is said once.
@@ -46,14 +48,18 @@ class TargetFinder:
         Raises:
             PatchError: in strict mode, if it cannot be made.
         """
-        if self._patcher is None and not self.error:
-            try:
-                from dynamo_cyclefix import _patcher
+        # Of two threads that import torch at once, each would make one.
+        with self._lock:
+            if self.error and self.strict:
+                raise self._strict_error()
+            if self._patcher is None and not self.error:
+                try:
+                    from dynamo_cyclefix import _patcher
 
-                self._patcher = _patcher.make(self.strict, self._patches, self._accept_unseen)
-            except Exception as error:
-                self.give_up(error)
-        return self._patcher
+                    self._patcher = _patcher.make(self.strict, self._patches, self._accept_unseen)
+                except Exception as error:
+                    self.give_up(error)
+            return self._patcher
 
     def give_up(self, error: Exception) -> None:
         """After a fault of our own: leave torch alone from here on, and say so.
@@ -70,17 +76,52 @@ class TargetFinder:
                 self._patcher.take_back()
                 self._patcher = None
         if self.strict:
-            raise PatchError(f"no patch can be applied ({self.error})") from error
+            raise self._strict_error() from error
 
-    def catch_up(self) -> None:
-        """Patch what was imported past this finder.
+    def _strict_error(self) -> "PatchError":
+        from dynamo_cyclefix._errors import PatchError
+
+        return PatchError(
+            f"no patch can be applied ({self.error}); set DYNAMO_CYCLEFIX=on to go on without"
+        )
+
+    def catch_up(self, executed: "ModuleType | None" = None) -> None:
+        """Patch a module that has just been executed, or all that were imported past this finder.
 
         Raises:
             PatchError: in strict mode, if an affected torch cannot be patched.
         """
         patcher = self.patcher()
-        if patcher is not None:
-            patcher.catch_up()
+        if patcher is None:
+            return
+        # An import inside a compiled call: Dynamo must neither trace nor count our own frames.
+        eval_frame = sys.modules.get("torch._C._dynamo.eval_frame")
+        callback = eval_frame and eval_frame.set_eval_frame(None)
+        try:
+            if executed is None:
+                patcher.catch_up()
+            else:
+                patcher.patch_module(executed)
+            self._hide()
+        except Exception as error:
+            from dynamo_cyclefix._errors import PatchError
+
+            if isinstance(error, PatchError):
+                raise
+            self.give_up(error)
+        finally:
+            if eval_frame:
+                eval_frame.set_eval_frame(callback)
+
+    def _hide(self) -> None:
+        """Have Dynamo skip the frames of this module, as it skips those of the import system."""
+        skip_code = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
+        if skip_code is not None and not self._hidden:
+            self._hidden = True
+            for owner in (TargetFinder, PatchingLoader):
+                for method in vars(owner).values():
+                    if hasattr(method, "__code__"):
+                        skip_code(method.__code__)
 
     def take_back(self) -> None:
         """Give every function its original code object again."""
@@ -102,9 +143,13 @@ class TargetFinder:
             self.catch_up()
             if self._patcher is None or name not in self._patcher.modules:
                 return None
-            spec = self._ask_others(name, path, target)
+            try:
+                spec = self._ask_others(name, path, target)
+            except Exception:
+                # The import system asks them next, and the importing code gets their answer.
+                return None
             if spec is not None and hasattr(spec.loader, "exec_module"):
-                spec.loader = PatchingLoader(spec.loader, self)
+                spec.loader = PatchingLoader(spec.loader, self)  # type: ignore[assignment]
             return spec
         finally:
             self._asked.discard(question)
@@ -117,7 +162,7 @@ class TargetFinder:
         others = finders[finders.index(self) + 1 :] if self in finders else finders
         for finder in others:
             find_spec = getattr(finder, "find_spec", None)
-            spec: "ModuleSpec | None" = find_spec and find_spec(name, path, target)
+            spec: ModuleSpec | None = find_spec and find_spec(name, path, target)
             if spec is not None:
                 return spec
         return None
@@ -132,7 +177,7 @@ class PatchingLoader:
 
     def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
         """See :meth:`importlib.abc.Loader.create_module`."""
-        module: "ModuleType | None" = self._loader.create_module(spec)
+        module: ModuleType | None = self._loader.create_module(spec)
         return module
 
     def exec_module(self, module: "ModuleType") -> None:
@@ -142,9 +187,9 @@ class PatchingLoader:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        patcher = self._finder.patcher()
-        if patcher is not None:
-            patcher.patch_module(module)
+        self._finder.catch_up(module)
+        if self._finder.report is not None:
+            self._finder.report()
 
     def __getattr__(self, name: str) -> "Any":
         return getattr(self._loader, name)

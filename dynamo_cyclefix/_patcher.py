@@ -115,7 +115,7 @@ class Patcher:
         self.modules = catalogue.modules
         self.strict = strict
         self._accept_unseen = accept_unseen
-        self._enabled = frozenset(enabled)
+        self.enabled = frozenset(enabled)
         self._lock = threading.RLock()
         self._waiting = set(self.modules)
         self._swaps: dict[str, list[Change]] = defaultdict(list)
@@ -141,14 +141,15 @@ class Patcher:
             PatchError: in strict mode, if a patch for an affected function could not be applied.
         """
         with self._lock:
-            self._waiting.discard(module.__name__)
             failed = []
             for patch in self.catalogue.patches.values():
                 targets = [t for t in patch.targets if t.module == module.__name__]
-                if targets and patch.id in self._enabled:
+                if targets and patch.id in self.enabled:
                     self._patch(patch, targets, module)
                     if patch.id in self._failures:
                         failed.append(f"{patch.id}: {self._failures[patch.id]}")
+            # Only now: what a signal interrupts here is caught up with later.
+            self._waiting.discard(module.__name__)
         if failed and self.strict:
             raise PatchError(
                 f"torch {torch_version()} is affected and could not be patched"
@@ -161,11 +162,8 @@ class Patcher:
                 raise Refused(self._failures[patch.id])
             swaps, states = self._prepare(targets, module)
             self._put(patch, swaps)
-        except Exception as error:
-            reason = (
-                str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
-            )
-            self._fail(patch, targets, reason)
+        except Refused as error:
+            self._fail(patch, targets, str(error))
             return
         self._states.update(states)
         if any(state in IN_PLACE for state, _ in states.values()):
@@ -227,11 +225,11 @@ class Patcher:
             for swap in swaps:
                 swap.put()
         except BaseException:
-            self._take_back(patch.id, swaps)
+            self._take_back([(patch.id, swap) for swap in swaps])
             raise
 
     def _fail(self, patch: Patch, targets: Sequence[Target], reason: str) -> None:
-        self._take_back(patch.id, tuple(self._swaps[patch.id]))
+        self._take_back([(patch.id, swap) for swap in self._swaps[patch.id]])
         if patch.id not in self._failures:
             self._failures[patch.id] = reason
             log.warning("patch %s not applied to torch %s: %s", patch.id, torch_version(), reason)
@@ -239,17 +237,29 @@ class Patcher:
             if target in targets or target in self._states:
                 self._states[target] = State.REFUSED, reason
 
-    def _take_back(self, patch_id: str, swaps: Sequence[Change]) -> None:
-        interrupted: BaseException | None = None
-        for swap in swaps:
+    def _take_back(self, swaps: Sequence[tuple[str, Change]]) -> None:
+        """All of them, whatever interrupts; then raise what did."""
+        interrupt: KeyboardInterrupt | None = None
+        failure: Exception | None = None
+        for patch_id, swap in swaps:
+            attempts = 0
             while swap in self._swaps[patch_id]:
                 try:
                     swap.take_back()
                     self._swaps[patch_id].remove(swap)
                 except KeyboardInterrupt as error:
-                    interrupted = error
-        if interrupted is not None:
-            raise interrupted
+                    interrupt = error
+                except Exception as error:
+                    # Memory may be short for a moment; beyond that, go on with the others.
+                    attempts += 1
+                    if attempts == 2:
+                        failure = error
+                        break
+        try:
+            if raised := interrupt or failure:
+                raise raised
+        finally:
+            raised = interrupt = failure = None
 
     def swaps(self) -> tuple[tuple[str, Change], ...]:
         """Every function that runs a replacement, with the id of its patch."""
@@ -262,11 +272,12 @@ class Patcher:
     def take_back(self) -> None:
         """Give every function its original code object again."""
         with self._lock:
-            for patch_id, swaps in self._swaps.items():
-                self._take_back(patch_id, tuple(swaps))
-            self._states.clear()
-            self._failures.clear()
-            self._waiting = set(self.modules)
+            try:
+                self._take_back(self.swaps())
+            finally:
+                self._states.clear()
+                self._failures.clear()
+                self._waiting = set(self.modules)
 
     def status(self) -> tuple[PatchStatus, ...]:
         """The state of every patch of the catalogue, as it is at this moment."""
@@ -274,7 +285,7 @@ class Patcher:
             return tuple(self._patch_status(patch) for patch in self.catalogue.patches.values())
 
     def _patch_status(self, patch: Patch) -> PatchStatus:
-        if patch.id not in self._enabled:
+        if patch.id not in self.enabled:
             states = [(State.DISABLED, "switched off")] * len(patch.targets)
         else:
             states = [self._target_state(target) for target in patch.targets]

@@ -21,10 +21,15 @@ import json
 import symtable
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+
+import dynamo_cyclefix
+from dynamo_cyclefix import _catalogue, _gate
+from dynamo_cyclefix._catalogue import LOCALS, Catalogue
+from dynamo_cyclefix._errors import CatalogueError, PatchError, Refused
 
 RAISED_PARAMETER = "raised-parameter"
 RAISED_LOCAL = "raised-local"
@@ -57,6 +62,7 @@ PACKAGES = (
 )
 """The packages on torch.compile's and torch.export's path, which are scanned by default."""
 
+ANY_NAME = "*"
 _KINDS = ("open", "patched", "released", "explained")
 
 Key = tuple[str, str, str]
@@ -907,8 +913,9 @@ def scan_package(
                 f"could not read {path}: {error}; scan with the Python that runs this torch"
             ) from error
         for finding in findings:
-            if finding.key in patched:
-                verdicts.append(Verdict(finding, f"patched by {patched[finding.key]}"))
+            patch = patched.get(finding.key) or patched.get((module, finding.function, ANY_NAME))
+            if patch is not None:
+                verdicts.append(Verdict(finding, f"patched by {patch}"))
             elif finding.released:
                 verdicts.append(Verdict(finding, "released by torch"))
             elif finding.key in explained:
@@ -949,21 +956,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def run(
-    arguments: argparse.Namespace,
-    *,
-    patched: Mapping[Key, str] = MappingProxyType({}),
-    explained: Mapping[Key, str] = MappingProxyType({}),
-) -> int:
-    """Print the table or JSON.
+def catalogued(
+    catalogue: Catalogue, release: str, enabled: Collection[str]
+) -> tuple[dict[Key, str], dict[Key, str]]:
+    """What the catalogue says of a release: the names that patches cover, those it explains."""
+    patched: dict[Key, str] = {}
+    for patch, target in catalogue.targets():
+        if patch.id in enabled and _gate.is_affected(release, target.affected):
+            for name in target.names:
+                patched[target.module, target.function, name] = patch.id
+            for helper in target.helpers:
+                # In a helper, whatever it binds and raises is released too.
+                function = f"{target.function}.{LOCALS}.{helper}"
+                patched[target.module, function, ANY_NAME] = patch.id
+    explained = {(e.module, e.function, e.name): e.reason for e in catalogue.explained}
+    return patched, explained
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table or JSON; a patch that is switched off in this process covers nothing.
 
     Returns:
         0: nothing is open; 1: something is; 2: there was nothing to scan.
     """
     try:
         root = arguments.root or torch_root()
+        active = dynamo_cyclefix._active
+        patcher = active.patcher() if active else None
+        patched, explained = catalogued(
+            _catalogue.load(), torch_release(root), patcher.enabled if patcher else ()
+        )
         verdicts = scan_package(root, arguments.modules, patched=patched, explained=explained)
-    except ScanError as error:
+    except (ScanError, CatalogueError, PatchError, Refused) as error:
         print(f"scan: {error}", file=sys.stderr)
         return 2
     counts = Counter(verdict.verdict.split(" by ")[0] for verdict in verdicts)

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import importlib
 import json
+import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -48,10 +49,12 @@ def status(finder: TargetFinder | None) -> Status:
     error = ""
     patches: tuple[PatchStatus, ...] = ()
     try:
-        patcher = finder.patcher() if finder else _patcher.Patcher(_catalogue.load(), ())
+        if finder:
+            finder.catch_up()
+            patcher = finder.patcher()
+        else:
+            patcher = _patcher.Patcher(_catalogue.load(), ())
         if patcher is not None:
-            if finder:
-                patcher.catch_up()
             patches = patcher.status()
     except (CatalogueError, PatchError) as failure:
         error = str(failure)
@@ -87,13 +90,33 @@ def load_torch() -> str | None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print the whole status as JSON")
+    parser.add_argument(
+        "--require",
+        choices=("applied",),
+        help="ask a new interpreter instead, started as this one was: it must activate by itself",
+    )
+
+
+# Must not import the package where nothing has: that would activate it.
+_IN_NEW_INTERPRETER = """
+import sys
+if "dynamo_cyclefix" not in sys.modules:
+    sys.exit(3)
+from dynamo_cyclefix._cli import main
+sys.exit(main(["status", *sys.argv[1:]]))
+"""
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Import torch's target modules, print the status, and tell whether all is patched."""
+    if arguments.require:
+        return _require(arguments.json)
     try:
         failure = load_torch()
-    except (CatalogueError, PatchError) as error:
+    except PatchError as error:
+        print(f"dynamo-cyclefix status: {error}", file=sys.stderr)
+        return 1
+    except CatalogueError as error:
         failure = str(error)
     if failure is not None:
         print(f"dynamo-cyclefix status: {failure}", file=sys.stderr)
@@ -110,6 +133,25 @@ def run(arguments: argparse.Namespace) -> int:
     if problem:
         print(f"dynamo-cyclefix status: {problem}", file=sys.stderr)
     return 1 if problem else 0
+
+
+def _require(as_json: bool) -> int:
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    command = [sys.executable, *flags, "-c", _IN_NEW_INTERPRETER, *["--json"] * as_json]
+    code = subprocess.call(command)
+    if code == 3:
+        problem = (
+            "a new interpreter is not activated; run `dynamo-cyclefix autostart enable`, or put"
+            " what `dynamo-cyclefix sitecustomize-dir` prints on PYTHONPATH"
+        )
+        if as_json:
+            print(json.dumps(dataclasses.asdict(dataclasses.replace(status(None), error=problem))))
+        print(f"dynamo-cyclefix status: {problem}", file=sys.stderr)
+        return 1
+    if code not in (0, 1, 2):
+        print(f"dynamo-cyclefix status: a new interpreter ended with {code}", file=sys.stderr)
+        return 2
+    return code
 
 
 def _print(found: Status) -> None:

@@ -137,7 +137,7 @@ def overrides(module: ModuleType, function: str) -> list[str]:
     """Tell of methods that run in place of a patched one, and that no patch reaches."""
     owner, _, name = function.rpartition(".")
     base = _attribute(module, owner) if owner else None
-    stack = type.__subclasses__(base) if isinstance(base, type) else []
+    stack: list[type] = type.__subclasses__(base) if isinstance(base, type) else []
     found = set()
     while stack:
         subclass = stack.pop()

@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+# With a patch in one of these states, a scenario that needs it may go on pinning.
+_OPEN = {"disabled", "not applied"}
 SILENCE_LIMIT = 120.0  # seconds without a word from a child, after which it counts as hanging
 
 
@@ -187,7 +189,8 @@ def _row(entry: Mapping[str, Any], off: Run, on: Run, states: Mapping[str, str])
     if name not in off.observations and name not in off.failures:
         return None
     before, after = (_pinned(name, side) for side in (off, on))
-    claimed = any(states.get(patch, "").startswith("applied") for patch in entry["patches"])
+    found = {states.get(patch, "disabled") for patch in entry["patches"]}
+    claimed = any(state.startswith("applied") for state in found) and not found & _OPEN
     if name in on.failures or name in off.failures:
         verdict = on.failures.get(name) or f"with the patches off: {off.failures[name]}"
     elif after == "pinned":

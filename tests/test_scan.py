@@ -10,11 +10,12 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from conftest import run_child
 
-from dynamo_cyclefix import _scan
+from dynamo_cyclefix import _catalogue, _scan
 from dynamo_cyclefix._scan import Finding, scan_source
 
 # Each example runs: `entry` is called, and may raise. The scan must list exactly the names given,
@@ -808,7 +809,9 @@ KNOWN_2_13_0 = {
 def scan(*arguments: str, **known: Any) -> int:
     parser = argparse.ArgumentParser()
     _scan.add_arguments(parser)
-    return _scan.run(parser.parse_args(arguments), **known)
+    mappings = known.get("patched", {}), known.get("explained", {})
+    with mock.patch.object(_scan, "catalogued", return_value=mappings):
+        return _scan.run(parser.parse_args(arguments))
 
 
 @pytest.fixture(scope="module")
@@ -831,7 +834,7 @@ def test_torch_is_not_imported() -> None:
     finished = run_child(
         """
         import argparse, sys
-        from dynamo_cyclefix import _scan
+        from dynamo_cyclefix import _catalogue, _scan
         parser = argparse.ArgumentParser()
         _scan.add_arguments(parser)
         code = _scan.run(parser.parse_args(["torch.fx.node"]))
@@ -842,19 +845,10 @@ def test_torch_is_not_imported() -> None:
     assert "0 open" in finished.stdout
 
 
-def test_no_torch() -> None:
-    finished = run_child(
-        """
-        import argparse, sys
-        from dynamo_cyclefix import _scan
-        parser = argparse.ArgumentParser()
-        _scan.add_arguments(parser)
-        print(_scan.run(parser.parse_args([])))
-        """,
-        options=("-S",),
-    )
-    assert finished.stdout == "2\n"
-    assert finished.stderr.startswith("scan: found no torch to scan: ")
+def test_no_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    with mock.patch("importlib.util.find_spec", return_value=None):
+        assert scan() == 2
+    assert capsys.readouterr().err.startswith("scan: found no torch to scan: ")
 
 
 @pytest.fixture
@@ -915,3 +909,11 @@ def test_unreadable_source(tree: Path, capsys: pytest.CaptureFixture[str]) -> No
     err = capsys.readouterr().err
     assert err.startswith(f"scan: could not read {broken}: ")
     assert err.count("\n") == 1
+
+
+def test_the_catalogue_leaves_nothing_open_on_the_installed_torch() -> None:
+    root = _scan.torch_root()
+    catalogue = _catalogue.load()
+    patched, explained = _scan.catalogued(catalogue, _scan.torch_release(root), catalogue.patches)
+    verdicts = _scan.scan_package(root, patched=patched, explained=explained)
+    assert [v.finding.key for v in verdicts if v.verdict == "open"] == []

@@ -1,0 +1,151 @@
+"""The ``autostart`` command: a ``.pth`` file that activates in every start of an interpreter."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import site
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+NAME = "dynamo_cyclefix_autostart.pth"
+
+# `site` executes each line that begins with `import`.  Once the package is uninstalled the line has
+# nothing to do, and says so only where a report is asked for; any other failure is site's to print.
+CONTENT = r"""# Written by `dynamo-cyclefix autostart enable`; removed by `dynamo-cyclefix autostart disable`.
+import os, sys; exec("try:\n if 'dynamo_cyclefix' not in sys.modules:\n  import dynamo_cyclefix\n  dynamo_cyclefix._activated_by('autostart')\nexcept ModuleNotFoundError as error:\n if error.name != 'dynamo_cyclefix': raise\n if os.environ.get('DYNAMO_CYCLEFIX_REPORT') == '1': print('dynamo-cyclefix: autostart is enabled but the package is not installed', file=sys.stderr)")
+"""  # noqa: E501 - one line is what `site` executes
+
+# Must not import the package: that would activate it.
+_ASK = """
+import json, sys
+found = sys.modules.get("dynamo_cyclefix")
+print(json.dumps(found and (found._active.way if found._active else "")))
+"""
+
+_INSTEAD = "put what `dynamo-cyclefix sitecustomize-dir` prints on PYTHONPATH"
+
+
+class AutostartError(Exception):
+    """What was asked for cannot be done; the text says why and what to do instead."""
+
+
+def _directory(user: bool) -> Path:
+    """The site directory of the running interpreter.
+
+    Raises:
+        AutostartError: no start of this interpreter reads such a directory.
+    """
+    if sys.flags.no_site:
+        raise AutostartError("an interpreter with -S reads no .pth file; leave -S out")
+    if not user:
+        found = sysconfig.get_path("purelib")
+        directories = site.getsitepackages()
+        return Path(found if found in directories else directories[0])
+    if not site.ENABLE_USER_SITE:
+        raise AutostartError(
+            "this interpreter does not read the user site directory (a virtual environment, -s, -I"
+            f" or PYTHONNOUSERSITE): leave --user out, or {_INSTEAD}"
+        )
+    return Path(site.getusersitepackages())
+
+
+def _enable(file: Path) -> str:
+    try:
+        before = file.read_text("utf-8") if file.exists() else None
+        if before == CONTENT:
+            return f"already enabled by {file}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file.write_text(CONTENT, "utf-8")
+        except OSError:
+            if before is None:
+                file.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise AutostartError(
+            f"{file} cannot be written ({error.strerror}); enable it where the image is built, as a"
+            " user who may write there, or use --user"
+        ) from error
+    if new_interpreter() is None:
+        file.unlink()
+        raise AutostartError(
+            f"a new interpreter is not activated by {file}, which was removed again: this site"
+            " ignores .pth files, or finds no package when it reads them; install the package, or"
+            f" {_INSTEAD}"
+        )
+    return f"wrote {file}, {len(CONTENT)} bytes:\n{CONTENT.rstrip()}"
+
+
+def _disable(file: Path) -> str:
+    try:
+        file.unlink()
+    except FileNotFoundError:
+        return f"not enabled: there is no {file}"
+    except OSError as error:
+        raise AutostartError(f"{file} cannot be removed ({error.strerror})") from error
+    # `enable --user` may have made the directory.
+    with contextlib.suppress(OSError):
+        os.removedirs(file.parent)
+    return f"removed {file}"
+
+
+def new_interpreter() -> str | None:
+    """What activates us in a new interpreter that is started as this one was.
+
+    Returns:
+        The way; empty if the package is loaded and switched off; ``None`` if it is not loaded.
+    """
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    child = subprocess.run(
+        [sys.executable, *flags, "-c", _ASK], stdout=subprocess.PIPE, text=True, check=False
+    )
+    said: str | None = json.loads(child.stdout.splitlines()[-1]) if child.stdout else None
+    return said
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("action", choices=("enable", "disable", "status"))
+    parser.add_argument("--user", action="store_true", help="in the user site directory")
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write or remove the file, or tell whether it is there, and what a new interpreter does."""
+    try:
+        file = _directory(arguments.user) / NAME
+        if arguments.action == "enable":
+            outcome = _enable(file)
+        elif arguments.action == "disable":
+            outcome = _disable(file)
+        else:
+            outcome = f"{'enabled by' if file.exists() else 'not enabled: there is no'} {file}"
+    except AutostartError as error:
+        print(f"dynamo-cyclefix autostart: {error}", file=sys.stderr)
+        return 2
+    way = new_interpreter()
+    enabled = file.exists()
+    if arguments.json:
+        found = {
+            "outcome": outcome,
+            "file": str(file),
+            "content": file.read_text("utf-8") if enabled else None,
+            "enabled": enabled,
+            "new_interpreter": way,
+        }
+        print(json.dumps(found, indent=2))
+    else:
+        print(outcome)
+        print(f"a new interpreter: {_describe(way)}")
+    return int(arguments.action == "status" and not (enabled and way))
+
+
+def _describe(way: str | None) -> str:
+    if way is None:
+        return "not activated"
+    return f"activated by {way}" if way else "loads the package, which is off (DYNAMO_CYCLEFIX=off)"

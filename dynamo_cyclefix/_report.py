@@ -1,0 +1,57 @@
+"""``DYNAMO_CYCLEFIX_REPORT=1``: one line on stderr, at the first patch, at the latest at exit."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+
+import dynamo_cyclefix
+
+# The state of a process is the first of these that any patch has.
+_ORDER = (
+    "not applied",
+    "applied by a wrapper, source missing",
+    "applied, source not seen before",
+    "applied",
+    "pending",
+    "fixed upstream",
+)
+_said = False
+
+
+@atexit.register
+def write() -> None:
+    """Say, once in a process, what became of the patches so far."""
+    global _said
+    if _said or sys.stderr is None:
+        return
+    _said = True
+    line = {"pid": os.getpid(), **_state()}
+    print(f"dynamo-cyclefix: {json.dumps(line)}", file=sys.stderr, flush=True)
+
+
+def _state() -> dict[str, object]:
+    finder = dynamo_cyclefix._active
+    if finder is None:
+        switch = os.environ.get("DYNAMO_CYCLEFIX", "on")
+        return {"state": "off", "reason": f"not active (DYNAMO_CYCLEFIX={switch})"}
+    found: dict[str, object] = {"way": finder.way}
+    if "torch" not in sys.modules:
+        # Not asked for a status: a process without torch need not load what tells it.
+        return found | {"state": "pending", "reason": finder.error or "torch is not imported"}
+    status = dynamo_cyclefix.status()
+    by_state: dict[str, list[str]] = {}
+    for patch in status.patches:
+        by_state.setdefault(patch.state.value, []).append(patch.id)
+    if status.error:
+        state = "not applied"
+    else:
+        state = next((state for state in _ORDER if state in by_state), "not affected")
+    return found | {
+        "state": state,
+        "torch": status.torch,
+        "reason": status.error,
+        "patches": by_state,
+    }

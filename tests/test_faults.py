@@ -1,0 +1,681 @@
+"""Faults injected at every step: torch works on, nothing is half patched, ``status`` is truthful.
+
+Each fault strikes in a process of its own, forked from one that has torch imported already.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+
+# Runs in the process that forks, and in each fork: what the faults are made with and judged by.
+SERVER = '''
+import contextlib, functools, gc, importlib, importlib.util, json, logging, os, shutil, signal, sys
+import tempfile, threading, time, traceback, types, warnings, weakref
+from pathlib import Path
+
+os.environ["DYNAMO_CYCLEFIX"] = "off"
+import torch
+import dynamo_cyclefix
+from dynamo_cyclefix import _catalogue, _finder, _gate, _patcher, _rewrite, _status, _swap
+
+CATALOGUE = _catalogue.load()
+WARNINGS = []
+
+
+class Collect(logging.Handler):
+    def emit(self, record):
+        WARNINGS.append(record.getMessage())
+
+
+logging.getLogger("dynamo_cyclefix").addHandler(Collect(logging.WARNING))
+
+
+def import_all():
+    import torch._dynamo
+    import torch._inductor
+    for module in sorted(CATALOGUE.modules):
+        # Not every release has every module.
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(module)
+
+
+def activate(mode="on"):
+    """Activate, and return the name of what that raised."""
+    os.environ["DYNAMO_CYCLEFIX"] = mode
+    return attempt(dynamo_cyclefix.activate, accept_unseen=True)
+
+
+def attempt(call, **options):
+    try:
+        call(**options)
+    except BaseException as error:
+        return type(error).__name__
+    return None
+
+
+@contextlib.contextmanager
+def fault(owner, name, raised, nth=1, after=False):
+    """Let the nth call of a function raise, instead of, or after, doing its work."""
+    function = getattr(owner, name)
+    calls = 0
+
+    def faulty(*args, **kwargs):
+        nonlocal calls
+        calls += 1
+        if calls == nth:
+            if after:
+                function(*args, **kwargs)
+            raise raised
+        return function(*args, **kwargs)
+
+    setattr(owner, name, faulty)
+    yield
+    setattr(owner, name, function)
+    assert calls >= nth, f"{name} was called {calls} times: the fault did not strike"
+
+
+def code_on_disk(target):
+    """The code of a target as the interpreter compiled it: no part of the package is asked."""
+    module = sys.modules[target.module]
+    code = module_code(module)
+    for part in target.function.split("."):
+        if part != "<locals>":
+            code = next(c for c in code.co_consts if type(c) is type(code) and c.co_name == part)
+    return code
+
+
+@functools.cache
+def module_code(module):
+    return module.__spec__.loader.get_code(module.__name__)
+
+
+@functools.cache
+def watched(loaded):
+    """For each patch: the live functions of its targets, and the code that they came with."""
+    functions = [f for f in gc.get_objects() if type(f) is types.FunctionType]
+    found = []
+    for patch, target in CATALOGUE.targets():
+        if target.module in loaded and _gate.is_affected(torch.__version__, target.affected):
+            original = code_on_disk(target)
+            place = original.co_filename, original.co_firstlineno, original.co_name
+            for function in functions:
+                code = function.__code__
+                # Not those that an interrupted import left behind.
+                if (
+                    (code.co_filename, code.co_firstlineno, code.co_name) == place
+                    and function.__globals__ is vars(sys.modules[target.module])
+                ):
+                    found.append((patch.id, function, (), original))
+            outermost = _swap.live_function(sys.modules[target.module], target.outermost)
+            path = target.function.removeprefix(target.outermost).split(".<locals>.")[1:]
+            found.append((patch.id, outermost, path, original))
+    return found
+
+
+def original_by_patch():
+    """For each patch, whether its loaded functions, all or some, run their own code."""
+    found = {}
+    for patch, function, path, original in watched(CATALOGUE.modules.intersection(sys.modules)):
+        code = function.__code__
+        for name in path:
+            code = next(c for c in code.co_consts if type(c) is type(code) and c.co_name == name)
+        found.setdefault(patch, set()).add(code == original)
+    return {patch: sorted(states) for patch, states in found.items()}
+
+
+class Held:
+    pass
+
+
+def helper(x):
+    raise KeyError("missing")
+
+
+def released():
+    refs = []
+
+    def user():
+        held = Held()
+        refs.append(weakref.ref(held))
+        try:
+            torch.compile(lambda x: helper(x), backend="eager")(torch.ones(1))
+        except KeyError:
+            pass
+        else:
+            raise AssertionError("no KeyError")
+
+    gc.disable()
+    user()
+    gc.enable()
+    return refs[0]() is None
+
+
+def compiles():
+    function = torch.compile(lambda x: x * 2 + 1, backend="eager", fullgraph=True)
+    return function(torch.ones(2)).tolist() == [3.0, 3.0]
+
+
+def judge(**more):
+    """What holds after a fault, and whether everything can be put right from there."""
+    at_once = original_by_patch()
+    os.environ["DYNAMO_CYCLEFIX"] = "on"
+    status = dynamo_cyclefix.status()
+    import_all()
+    after = {
+        "at once": at_once,
+        "error": status.error,
+        "states": {patch.id: patch.state.value for patch in dynamo_cyclefix.status().patches},
+        "original": original_by_patch(),
+        "compiles": compiles(),
+        "released": released(),
+        "warnings": list(WARNINGS),
+    }
+    dynamo_cyclefix.deactivate()
+    after["deactivated"] = original_by_patch()
+    dynamo_cyclefix.activate()
+    after["activated"] = original_by_patch()
+    after["released at last"] = released()
+    print(json.dumps(after | more))
+
+
+def serve():
+    for line in sys.stdin:
+        code, out = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            with open(out, "w") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+            signal.alarm(240)
+            status = 0
+            try:
+                exec(compile(code, "<fault>", "exec"), globals())
+            except BaseException:
+                traceback.print_exc()
+                status = 1
+            sys.stdout.flush()
+            os._exit(status)
+        _, ended = os.waitpid(pid, 0)
+        print(json.dumps(ended), flush=True)
+'''
+
+
+class Forks:
+    """A process that runs each piece of code in a fork of itself."""
+
+    made = 0
+
+    def __init__(self, folder: Path, preparation: str) -> None:
+        self._out = folder / "out"
+        program = folder / "server.py"
+        program.write_text(f"{SERVER}\n{preparation}\nserve()\nos._exit(0)\n")
+        self._process = subprocess.Popen(
+            [sys.executable, str(program)],
+            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, code: str) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps([code, str(self._out)]), file=self._process.stdin, flush=True)
+        ended = json.loads(self._process.stdout.readline())
+        said = self._out.read_text()
+        assert not ended, said
+        Forks.made += 1
+        return json.loads(said.splitlines()[-1])
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def forks(tmp_path_factory: pytest.TempPathFactory, preparation: str) -> Iterator[Forks]:
+    server = Forks(tmp_path_factory.mktemp("faults"), preparation)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def with_dynamo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """Every target module is imported and nothing is active: to activate is to catch up."""
+    yield from forks(
+        tmp_path_factory,
+        "import_all(); compiles(); watched(CATALOGUE.modules.intersection(sys.modules))",
+    )
+
+
+@pytest.fixture(scope="module")
+def with_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """Torch is imported and no target module is: they come through the import hook."""
+    yield from forks(tmp_path_factory, "assert 'torch._dynamo' not in sys.modules")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def counted(request: pytest.FixtureRequest) -> Iterator[None]:
+    Forks.made = 0
+    yield
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print(f"\n{Forks.made} faults were injected, each in a process of its own")
+
+
+def check(found: Any) -> None:
+    """What holds after every fault."""
+    assert found["compiles"]
+    for patch, original in {**found["at once"], **found["original"]}.items():
+        assert len(original) == 1, f"{patch} is half applied: {found}"
+    for patch, original in found["original"].items():
+        says_applied = found["states"].get(patch, "").startswith("applied")
+        assert says_applied is (original == [False]), found
+    assert found["released"] is (found["original"]["observed-exceptions"] == [False])
+    assert all(original == [True] for original in found["deactivated"].values()), found
+    assert all(original == [False] for original in found["activated"].values()), found
+    assert found["released at last"]
+
+
+def is_untouched(found: Any) -> bool:
+    both = *found["at once"].values(), *found["original"].values()
+    return all(original == [True] for original in both)
+
+
+def is_patched(found: Any) -> bool:
+    return all(original == [False] for original in found["original"].values())
+
+
+# Each step of the work, and a call in it that is to fail.
+STEPS = {
+    "make": "_patcher, 'make'",
+    "catalogue": "_catalogue, 'load'",
+    "gate": "_gate, 'is_affected'",
+    "gate-later": "_gate, 'is_affected', nth=5",
+    "find": "_patcher, 'live_function'",
+    "source": "_patcher, 'source_of'",
+    "parse": "_rewrite, '_parsed'",
+    "compile": "_rewrite, '_compiled'",
+    "compile-replacement": "_rewrite, '_compiled', nth=2",
+    "comparison": "_rewrite, 'differs'",
+    "rewrite": "_rewrite, 'apply'",
+    "known-source": "_patcher, 'source_hash'",
+    "put": "_swap.Swap, 'put'",
+    "put-later": "_swap.Swap, 'put', nth=4",
+    "put-done": "_swap.Swap, 'put', nth=4, after=True",
+    "exchange": "_swap, '_exchange', nth=3",
+}
+STRIKE = """
+with fault({step}, raised={raised}):
+    raised = activate({mode!r})
+judge(raised=raised)
+"""
+
+
+def strike(step: str, raised: str, mode: str = "on") -> str:
+    return STRIKE.format(step=STEPS[step], raised=raised, mode=mode)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("raised", ["RuntimeError('ours')", "MemoryError()"])
+def test_a_bug_of_ours_leaves_torch_alone(with_dynamo: Forks, step: str, raised: str) -> None:
+    found = with_dynamo(strike(step, raised))
+    check(found)
+    assert found["raised"] is None
+    assert is_untouched(found)
+    assert raised.partition("(")[0] in found["error"]
+    assert len(found["warnings"]) == 1
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_bug_of_ours_is_an_error_in_strict_mode(with_dynamo: Forks, step: str) -> None:
+    found = with_dynamo(strike(step, "RuntimeError('ours')", "strict"))
+    check(found)
+    assert found["raised"] == "PatchError"
+    assert is_untouched(found)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_an_interrupt_leaves_nothing_half_done(with_dynamo: Forks, step: str) -> None:
+    found = with_dynamo(strike(step, "KeyboardInterrupt()"))
+    check(found)
+    assert found["raised"] == "KeyboardInterrupt"
+    # Still active: what was interrupted is done at the next occasion.
+    assert is_patched(found)
+    assert not found["warnings"]
+
+
+@pytest.mark.parametrize("mode", ["on", "strict"])
+@pytest.mark.parametrize("step", ["source", "rewrite", "put-later"])
+def test_a_refusal_concerns_one_patch(with_dynamo: Forks, step: str, mode: str) -> None:
+    found = with_dynamo(strike(step, "_patcher.Refused('a shape')", mode))
+    check(found)
+    assert found["raised"] == (None if mode == "on" else "PatchError")
+    assert len(found["warnings"]) == 1
+    if mode == "on":
+        states = list(found["states"].values())
+        assert states.count("not applied") == 1
+        assert sum(state.startswith("applied") for state in states) == len(states) - 1
+    else:
+        assert is_untouched(found)
+
+
+DAMAGES = {
+    "not TOML": "files[0].write_text('id = ')",
+    "not UTF-8": "files[0].write_bytes(b'id = \"\\xff\"')",
+    "a directory": "files[0].unlink(); files[0].mkdir()",
+    "no id": "files[0].write_text(files[0].read_text().replace('id =', 'identity ='))",
+    "a wrong type": "files[0].write_text(files[0].read_text().replace('[[targets]]', '[targets]'))",
+    "twice": "shutil.copy(files[0], folder / 'copy.toml')",
+    "no files": "[file.unlink() for file in files]",
+    "no directory": "shutil.rmtree(folder)",
+    "damaged sources": "(folder / 'sources.json').write_text('{')",
+    "sources of a wrong type": "(folder / 'sources.json').write_text('[1]')",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("mode", ["on", "strict"])
+def test_a_damaged_catalogue(with_dynamo: Forks, damage: str, mode: str) -> None:
+    found = with_dynamo(f"""
+folder = Path(tempfile.mkdtemp()) / "patches"
+shutil.copytree(_catalogue.directory(), folder)
+files = sorted(folder.glob("*.toml"))
+{DAMAGES[damage]}
+directory, _catalogue.directory = _catalogue.directory, lambda: folder
+raised = activate({mode!r})
+status = dynamo_cyclefix.status().error
+_catalogue.directory = directory
+shutil.rmtree(folder.parent)
+judge(raised=raised)
+""")
+    check(found)
+    assert is_untouched(found)
+    assert found["raised"] == (None if mode == "on" else "PatchError")
+    assert len(found["warnings"]) == 1
+    if mode == "on":
+        assert "patches" in found["error"]
+
+
+@pytest.mark.parametrize("raised", ["RuntimeError()", "MemoryError()", "KeyboardInterrupt()"])
+@pytest.mark.parametrize("where", ["Swap, 'take_back'", "_exchange"])
+def test_a_fault_while_it_is_taken_back(with_dynamo: Forks, raised: str, where: str) -> None:
+    owner = "_swap.Swap, 'take_back', nth=2" if "Swap" in where else "_swap, '_exchange', nth=2"
+    found = with_dynamo(f"""
+assert activate() is None
+with fault({owner}, raised={raised}):
+    raised = attempt(dynamo_cyclefix.deactivate)
+deactivated = original_by_patch()
+active = dynamo_cyclefix.status().active
+judge(raised=raised, deactivated_at_once=deactivated, active=active)
+""")
+    assert not found["active"]
+    assert all(original == [True] for original in found["deactivated_at_once"].values())
+    assert found["raised"] == ("KeyboardInterrupt" if "Keyboard" in raised else None)
+    assert is_untouched(found)
+
+
+# Through the import hook
+
+
+IMPORT = """
+assert activate({mode!r}) is None
+{first}
+with fault({step}, raised={raised}):
+    raised = attempt(import_all)
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "raised"), [("gate", "RuntimeError('ours')"), ("put-later", "MemoryError()")]
+)
+def test_a_bug_of_ours_during_the_import(with_torch: Forks, step: str, raised: str) -> None:
+    code = IMPORT.format(mode="on", first="", step=STEPS[step], raised=raised)
+    found = with_torch(code + "judge(raised=raised)")
+    check(found)
+    assert found["raised"] is None
+    assert is_untouched(found)
+    assert len(found["warnings"]) == 1
+
+    code = IMPORT.format(mode="strict", first="", step=STEPS[step], raised=raised)
+    found = with_torch(
+        code + "print(json.dumps([raised, attempt(import_all), original_by_patch()]))"
+    )
+    first, second, original = found
+    assert (first, second) == ("PatchError", "PatchError")
+    assert all(states == [True] for states in original.values())
+
+
+@pytest.mark.parametrize("step", ["compile", "put"])
+def test_an_interrupt_during_the_import(with_torch: Forks, step: str) -> None:
+    # Of a module that can be imported again: torch._dynamo itself cannot, with or without us.
+    code = IMPORT.format(
+        mode="on", first="import torch._dynamo", step=STEPS[step], raised="KeyboardInterrupt()"
+    )
+    found = with_torch(code + "judge(raised=raised)")
+    check(found)
+    assert found["raised"] == "KeyboardInterrupt"
+    assert is_patched(found)
+
+
+def test_a_bug_in_the_finder_itself(with_torch: Forks) -> None:
+    found = with_torch("""
+assert activate() is None
+with fault(_finder.TargetFinder, "_ask_others", RuntimeError("ours")):
+    import_all()
+judge()
+""")
+    check(found)
+    assert is_patched(found)
+
+
+def test_two_threads_import_torch_at_once(with_torch: Forks) -> None:
+    found = with_torch("""
+sys.setswitchinterval(1e-5)
+assert activate() is None
+failures = []
+threads = [threading.Thread(target=lambda: failures.append(attempt(import_all))) for _ in "ab"]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+sys.setswitchinterval(5e-3)
+judge(failures=failures)
+""")
+    check(found)
+    assert found["failures"] == [None, None]
+    assert is_patched(found)
+    assert all(original == [False] for original in found["at once"].values())
+
+
+def test_activation_during_an_import_in_another_thread(with_torch: Forks) -> None:
+    found = with_torch("""
+thread = threading.Thread(target=import_all)
+thread.start()
+while "torch._dynamo.symbolic_convert" not in sys.modules: time.sleep(0.001)
+raised = activate()
+thread.join()
+judge(raised=raised)
+""")
+    check(found)
+    assert found["raised"] is None
+    assert is_patched(found)
+
+
+@pytest.mark.parametrize("how", ["activate", "deactivate"])
+def test_a_change_while_another_thread_is_in_the_handler(with_dynamo: Forks, how: str) -> None:
+    found = with_dynamo(f"""
+inside, changed, raised = threading.Event(), threading.Event(), []
+
+def watch(frame, event, argument):
+    if event == "call" and frame.f_code.co_name == "exception_handler" and not inside.is_set():
+        inside.set()
+        changed.wait()
+
+def work():
+    sys.setprofile(watch)
+    raised.append(attempt(released))
+    sys.setprofile(None)
+
+if {how!r} == "deactivate":
+    activate()
+thread = threading.Thread(target=work)
+thread.start()
+assert inside.wait(60)
+activate() if {how!r} == "activate" else dynamo_cyclefix.deactivate()
+changed.set()
+thread.join()
+judge(raised=raised)
+""")
+    assert found["raised"] == [None]
+    assert is_patched(found) if how == "activate" else is_untouched(found)
+
+
+# Other tools
+
+TRACER = """
+class Loader:
+    # As tracers do: another loader in between, which then calls its hooks.
+    def __init__(self, loader): self.loader = loader
+    def create_module(self, spec): return self.loader.create_module(spec)
+    def exec_module(self, module):
+        self.loader.exec_module(module)
+        SEEN.append(module.__name__)
+    def __getattr__(self, name): return getattr(self.loader, name)
+
+class Tracer:
+    asking = set()
+    def find_spec(self, name, path=None, target=None):
+        # Asks the whole import system, us too, for the spec that it wraps.
+        if not name.startswith("torch._dynamo") or name in self.asking: return None
+        self.asking.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.asking.discard(name)
+        if spec is not None and spec.loader is not None: spec.loader = Loader(spec.loader)
+        return spec
+
+SEEN = []
+"""
+TOOLS = {
+    "a tracer": TRACER + "sys.meta_path.insert(0, Tracer())",
+    "post-import hooks": """
+import wrapt
+SEEN = []
+for name in CATALOGUE.modules:
+    wrapt.register_post_import_hook(lambda module: SEEN.append(module.__name__), name)
+""",
+    "a finder that raises": """
+class Raises:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch._dynamo.symbolic_convert" and not SEEN:
+            SEEN.append(name)
+            raise ImportError("blocked once")
+SEEN = []
+sys.meta_path.insert(0, Raises())
+""",
+    "a finder of an old kind": """
+class Old:
+    def find_module(self, name, path=None): return None
+SEEN = ["it does nothing"]
+sys.meta_path.insert(0, Old())
+warnings.simplefilter("ignore")
+""",
+}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("tool", TOOLS)
+def test_another_tool_on_the_import_system(with_torch: Forks, tool: str, when: str) -> None:
+    install = f"{TOOLS[tool]}\n"
+    order = install + "activate()\n" if when == "before" else "activate()\n" + install
+    found = with_torch(f"{order}\nraised = attempt(import_all)\njudge(raised=raised, seen=SEEN)")
+    check(found)
+    assert found["seen"]
+    assert is_patched(found)
+    if tool != "a finder that raises":
+        assert found["raised"] is None
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        ("sys.meta_path.remove(dynamo_cyclefix._active)", "removed from sys.meta_path"),
+        ("sys.meta_path[:] = sys.meta_path[1:]", "removed from sys.meta_path"),
+        ("sys.meta_path = list(sys.meta_path)", ""),
+        ("sys.meta_path.reverse()", ""),
+    ],
+)
+def test_an_edited_meta_path(with_torch: Forks, edit: str, said: str) -> None:
+    found = with_torch(f"""
+activate()
+{edit}
+error = dynamo_cyclefix.status().error
+import_all()
+judge(error_at_once=error)
+""")
+    check(found)
+    assert said in found["error_at_once"]
+    assert bool(said) is bool(found["error_at_once"])
+
+
+def test_a_function_that_another_tool_replaces_later(with_dynamo: Forks) -> None:
+    found = with_dynamo("""
+activate()
+owner = sys.modules["torch._dynamo.symbolic_convert"].InstructionTranslatorBase
+patched, owner.exception_handler = owner.exception_handler, lambda self, raised: None
+states = {patch.id: patch.state.value for patch in dynamo_cyclefix.status().patches}
+owner.exception_handler = patched
+judge(replaced=states["observed-exceptions"])
+""")
+    check(found)
+    assert found["replaced"] == "not applied"
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        "importlib.reload(dynamo_cyclefix)",
+        "dynamo_cyclefix.activate(); dynamo_cyclefix.activate()",
+        "[sys.modules.pop(n) for n in list(sys.modules) if n.startswith('dynamo_cyclefix')];"
+        " import dynamo_cyclefix",
+    ],
+)
+def test_a_second_activation(with_dynamo: Forks, again: str) -> None:
+    found = with_dynamo(f"""
+activate()
+{again}
+finders = [f for f in sys.meta_path if type(f).__name__ == "TargetFinder"]
+judge(finders=len(finders))
+""")
+    check(found)
+    assert found["finders"] == 1
+    assert is_patched(found)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="needs sub-interpreters")
+def test_sub_interpreters(with_dynamo: Forks) -> None:
+    found = with_dynamo("""
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+activate()
+inner = interpreters.create()
+interpreters.run_string(inner, '''
+import os
+os.environ["DYNAMO_CYCLEFIX"] = "on"
+import dynamo_cyclefix
+assert dynamo_cyclefix._active is not None
+dynamo_cyclefix.deactivate()
+''')
+interpreters.destroy(inner)
+judge()
+""")
+    check(found)
+    assert is_patched(found)
