@@ -265,15 +265,19 @@ _MAY_IMPORT = re.compile(
 def _imported_names(source: str) -> tuple[str, ...]:
     """The names that a module's top level imports, without parsing the rest of the module."""
     names: list[str] = []
-    for text in _MAY_IMPORT.findall("\n" + source):
-        try:
-            unit = ast.parse(text)
-        except SyntaxError:
-            continue  # a line of a docstring, most likely; the comparison tells if it matters
-        for node in _statements(unit):
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                names += _BINDERS[type(node)](node)
+    texts = _MAY_IMPORT.findall("\n" + source)
+    # At once, and one by one only where a text is none of the module's code: a line of a docstring.
+    for node in _parsed_together(texts) or (n for text in texts for n in _parsed_together([text])):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names += _BINDERS[type(node)](node)
     return tuple(dict.fromkeys(names))
+
+
+def _parsed_together(texts: Sequence[str]) -> list[Any]:
+    try:
+        return list(_statements(ast.parse("".join(texts))))
+    except SyntaxError:
+        return []  # the comparison tells if it matters
 
 
 def _statements(scope: ast.AST) -> Iterator[Any]:

@@ -22,30 +22,33 @@ def pattern_with_a_repeated_argument() -> object:
     """A pass of the user's own looks for squares and meets a product."""
     from torch._inductor import pattern_matcher
 
-    square = pattern_matcher.PatternMatcherPass()
-    x = pattern_matcher.KeywordArg("x")
-    product = pattern_matcher.CallFunction(torch.ops.aten.mul.Tensor, x, x)
-    pattern_matcher.register_graph_pattern(product, pass_dict=square)(lambda match, x: None)
-    graph = make_fx(lambda x, y: x * y)(torch.ones(3), torch.ones(3))
-    return square.apply(graph)
+    squares = pattern_matcher.PatternMatcherPass()
+    square = pattern_matcher.CallFunction(
+        torch.ops.aten.mul.Tensor, pattern_matcher.KeywordArg("x"), pattern_matcher.KeywordArg("x")
+    )
+    pattern_matcher.register_graph_pattern(square, pass_dict=squares)(lambda match, x: None)
+    return squares.apply(make_fx(lambda x, y: x * y)(torch.ones(3), torch.ones(3)))
 
 
 @scenario("pattern-mismatches")
 def pattern_with_other_numbers() -> object:
-    """A replacement matches until its numbers are compared, which is done last."""
+    """A replacement of the user's own matches until it is traced again with the graph's shapes."""
     from torch._inductor import pattern_matcher
+
+    def search(x: torch.Tensor, factor: int) -> torch.Tensor:
+        return x * factor + x.shape[0]
 
     replacements = pattern_matcher.PatternMatcherPass()
     pattern_matcher.register_replacement(
-        lambda x: x.sum(0) * 2,
-        lambda x: x.mul(2).sum(0),
-        [torch.ones(2, 3)],
+        search,
+        lambda x, factor: (x + 1) * factor,
+        [torch.ones(3)],
         pattern_matcher.fwd_only,
         replacements,
+        scalar_workaround={"factor": 2},
     )
     with FakeTensorMode():
-        graph = make_fx(lambda x: x.sum(1) * 2, tracing_mode="fake")(torch.ones(2, 3))
-    return replacements.apply(graph)
+        return replacements.apply(make_fx(lambda x: x * 2 + 7)(torch.ones(2)))
 
 
 @scenario("autotuning-errors", torch=">=2.9")
@@ -79,8 +82,10 @@ def kernel_out_of_resources() -> object:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner, OutOfResources
 
     class Autotuner(CachingAutotuner):
+        configs, compile_results, launchers = (object(),), (), ()
+
         def __init__(self) -> None:
-            self.configs, self.compile_results, self.launchers = [object()], [], []
+            pass
 
         def _precompile_config(self, config: object) -> Any:
             raise OutOfResources(96, 48, "shared memory")
@@ -100,9 +105,10 @@ def launcher_out_of_resources() -> object:
             raise OutOfResources(96, 48, "shared memory")
 
     class Autotuner(CachingAutotuner):
+        compile_results, launchers = (Kernel(),), ()
+        device_props = types.SimpleNamespace(type="cpu")
+
         def __init__(self) -> None:
-            self.compile_results, self.launchers = [Kernel()], []
             self.triton_meta = {"device": None}
-            self.device_props = types.SimpleNamespace(type="cpu")
 
     return Autotuner()._make_launchers()
