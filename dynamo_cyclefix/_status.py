@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import importlib
 import json
@@ -80,10 +79,15 @@ def load_torch() -> str | None:
         importlib.import_module("torch._dynamo")
     except ImportError as error:
         return f"torch cannot be imported ({error}); install the torch that you deploy"
-    for module in sorted(_catalogue.load().modules):
-        # Not every release has every module.
-        with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module(module)
+    failed = sorted(_catalogue.load().modules)
+    # Not every release has every module, and some can be imported only after others.
+    for _ in range(2):
+        modules, failed = failed, []
+        for module in modules:
+            try:
+                importlib.import_module(module)
+            except ImportError:
+                failed.append(module)
     return None
 
 

@@ -126,9 +126,9 @@ def live_function(module: ModuleType, qualname: str) -> FunctionType:
 def decorators(module: ModuleType, qualname: str) -> list[str]:
     """Tell of code around a live function that no patch reaches, and that may hold an exception."""
     found = _attribute(module, qualname)
-    if type(found) in (FunctionType, staticmethod, classmethod) and not hasattr(
-        found, "__wrapped__"
-    ):
+    if type(found) in (staticmethod, classmethod):
+        found = found.__func__  # type: ignore[attr-defined]
+    if type(found) is FunctionType and not hasattr(found, "__wrapped__"):
         return []
     return [f"beneath {_described(found)}, which is not patched"]
 
