@@ -124,7 +124,8 @@ def run_one(session: nox.Session, folder: Path, torch: str, python: str) -> dict
     command = interpreter, "-m", "dynamo_cyclefix"
     status, verify = run(*command, "status", "--json"), run(*command, "verify", "--json")
     for finished in (status, verify):
-        if finished.returncode == 2:
+        # Without an answer: it could not run, or it broke.
+        if not finished.stdout.startswith("{"):
             return result | {"outcome": f"failed: {last_line(finished)}"}
     observed = folder / "observed.json"
     observed.write_text(verify.stdout, encoding="utf-8")
