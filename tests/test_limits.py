@@ -1,4 +1,4 @@
-"""What the README lists as a known limit is still one; when a test here fails, the README is wrong."""
+"""What the README lists as a known limit is still one: when a test here fails, README is wrong."""
 
 from conftest import run_child
 
