@@ -6,6 +6,7 @@ and imports nothing else: the patches are applied when torch's own modules are i
 
 import os
 import sys
+from _thread import RLock
 
 from dynamo_cyclefix._finder import TargetFinder
 
@@ -18,6 +19,8 @@ __all__ = ["CatalogueError", "PatchError", "activate", "deactivate", "status"]
 __version__ = "0.1.0"
 
 _active: "TargetFinder | None" = None
+# Activation and deactivation come one at a time, whatever threads ask for them.
+_lock = RLock()
 
 
 def activate(
@@ -50,39 +53,38 @@ def activate(
     if mode == "off":
         _log("INFO", "not activated: DYNAMO_CYCLEFIX=off")
         return
-    deactivate()
-    _active = TargetFinder(
-        strict=mode == "strict" if strict is None else strict,
-        patches=os.environ.get("DYNAMO_CYCLEFIX_PATCHES", "") if patches is None else patches,
-        accept_unseen=os.environ.get("DYNAMO_CYCLEFIX_UNSEEN") == "accept"
-        if accept_unseen is None
-        else accept_unseen,
-        way=way,
-    )
-    sys.meta_path.insert(0, _active)
-    if os.environ.get("DYNAMO_CYCLEFIX_REPORT") == "1":
-        from dynamo_cyclefix import _report
-
-        _active.report = _report.write
-    if "torch" in sys.modules:
-        try:
-            _active.catch_up()
-        except RuntimeError:
-            deactivate()
-            raise
+    with _lock:
+        deactivate()
+        _active = TargetFinder(
+            strict=mode == "strict" if strict is None else strict,
+            patches=os.environ.get("DYNAMO_CYCLEFIX_PATCHES", "") if patches is None else patches,
+            accept_unseen=os.environ.get("DYNAMO_CYCLEFIX_UNSEEN") == "accept"
+            if accept_unseen is None
+            else accept_unseen,
+            way=way,
+        )
+        sys.meta_path.insert(0, _active)
+        if "torch" in sys.modules:
+            try:
+                _active.catch_up()
+            except RuntimeError:
+                deactivate()
+                raise
 
 
 def deactivate() -> None:
     """Give every patched function its original code object again, and stop waiting for others."""
     global _active
-    # A reload of this package, or a second copy of it, leaves a finder that `_active` is not.
-    finders = [f for f in sys.meta_path if type(f).__module__ == TargetFinder.__module__]
-    sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in finders]
-    if _active is not None and _active not in finders:
-        finders.append(_active)
-    _active = None
-    for finder in finders:
-        finder.take_back()  # type: ignore[attr-defined]
+    with _lock:
+        # A reload of this package, or a second copy of it, leaves a finder that `_active` is not.
+        finders = [f for f in sys.meta_path if type(f).__module__ == TargetFinder.__module__]
+        for finder in finders:
+            sys.meta_path.remove(finder)
+        if _active is not None and _active not in finders:
+            finders.append(_active)
+        _active = None
+        for finder in finders:
+            finder.take_back()  # type: ignore[attr-defined]
 
 
 def status() -> "Status":
@@ -129,5 +131,5 @@ def _log(level: str, message: str) -> None:
 
 if os.environ.get("DYNAMO_CYCLEFIX", "").strip().lower() != "off":
     activate(way="import")
-elif os.environ.get("DYNAMO_CYCLEFIX_REPORT") == "1":
+if os.environ.get("DYNAMO_CYCLEFIX_REPORT") == "1":
     from dynamo_cyclefix import _report  # noqa: F401 - it writes when the process exits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -45,4 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_run = argv[:1] == ["run"] and argv[1:] not in (["-h"], ["--help"])
     arguments = parser.parse_args(argv[:1] if is_run else argv)
     arguments.rest = argv[1:]
-    return int(chosen.run(arguments))
+    try:
+        code = int(chosen.run(arguments))
+        sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        # Whoever reads our output has gone, or the disk is full; the exit must not try again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"dynamo-cyclefix: standard output cannot be written ({error})", file=sys.stderr)
+        return 2
+    return code

@@ -10,7 +10,7 @@ from _thread import RLock, get_ident
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
@@ -34,13 +34,13 @@ class TargetFinder:
         self.way = way
         self.since = time.time()
         self.error = ""
-        self.report: Callable[[], None] | None = None
         self._patches = patches
         self._accept_unseen = accept_unseen
         self._patcher: Patcher | None = None
         self._asked: set[tuple[str, int]] = set()
         self._lock = RLock()
         self._hidden = False
+        self._retired = False
 
     def patcher(self) -> "Patcher | None":
         """What applies the patches; ``None`` if it cannot be made, which is said once.
@@ -52,7 +52,7 @@ class TargetFinder:
         with self._lock:
             if self.error and self.strict:
                 raise self._strict_error()
-            if self._patcher is None and not self.error:
+            if self._patcher is None and not self.error and not self._retired:
                 try:
                     from dynamo_cyclefix import _patcher
 
@@ -124,9 +124,15 @@ class TargetFinder:
                         skip_code(method.__code__)
 
     def take_back(self) -> None:
-        """Give every function its original code object again."""
-        if self._patcher is not None:
-            self._patcher.take_back()
+        """Give every function its original code object again, for good.
+
+        An import that is under way has this finder in hand, and patches nothing from here on.
+        """
+        with self._lock:
+            self._retired = True
+            patcher, self._patcher = self._patcher, None
+        if patcher is not None:
+            patcher.take_back()
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
@@ -141,7 +147,8 @@ class TargetFinder:
         self._asked.add(question)
         try:
             self.catch_up()
-            if self._patcher is None or name not in self._patcher.modules:
+            patcher = self._patcher
+            if patcher is None or name not in patcher.modules:
                 return None
             try:
                 spec = self._ask_others(name, path, target)
@@ -188,8 +195,6 @@ class PatchingLoader:
         module.__loader__ = self._loader
         self._loader.exec_module(module)
         self._finder.catch_up(module)
-        if self._finder.report is not None:
-            self._finder.report()
 
     def __getattr__(self, name: str) -> "Any":
         return getattr(self._loader, name)

@@ -81,11 +81,13 @@ def make(strict: bool, patches: str, accept_unseen: bool) -> Patcher:
 
 
 def _select(catalogue: Catalogue, patches: str) -> frozenset[str]:
-    names = [name.strip() for name in patches.split(",") if name.strip()]
-    for name in names:
-        if name.removeprefix("-") not in catalogue.patches:
+    names = []
+    for name in filter(None, map(str.strip, patches.split(","))):
+        if name.removeprefix("-") in catalogue.patches:
+            names.append(name)
+        else:
             log.warning(
-                "DYNAMO_CYCLEFIX_PATCHES: unknown patch %r, expected some of %s",
+                "DYNAMO_CYCLEFIX_PATCHES: unknown patch %r is ignored, expected some of %s",
                 name,
                 ", ".join(catalogue.patches),
             )
@@ -121,6 +123,7 @@ class Patcher:
         self._swaps: dict[str, list[Change]] = defaultdict(list)
         self._states: dict[Target, tuple[State, str]] = {}
         self._failures: dict[str, str] = {}
+        self._retired = False
 
     def catch_up(self) -> None:
         """Patch the target modules that were imported past the finder.
@@ -140,8 +143,10 @@ class Patcher:
         Raises:
             PatchError: in strict mode, if a patch for an affected function could not be applied.
         """
+        failed: list[str] = []
         with self._lock:
-            failed = []
+            if self._retired:
+                return
             for patch in self.catalogue.patches.values():
                 targets = [t for t in patch.targets if t.module == module.__name__]
                 if targets and patch.id in self.enabled:
@@ -270,14 +275,10 @@ class Patcher:
         return (swap for swaps in self._swaps.values() for swap in swaps)
 
     def take_back(self) -> None:
-        """Give every function its original code object again."""
+        """Give every function its original code object again, and patch nothing any more."""
         with self._lock:
-            try:
-                self._take_back(self.swaps())
-            finally:
-                self._states.clear()
-                self._failures.clear()
-                self._waiting = set(self.modules)
+            self._retired = True
+            self._take_back(self.swaps())
 
     def status(self) -> tuple[PatchStatus, ...]:
         """The state of every patch of the catalogue, as it is at this moment."""

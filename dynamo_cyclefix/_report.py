@@ -1,4 +1,4 @@
-"""``DYNAMO_CYCLEFIX_REPORT=1``: one line on stderr, at the first patch, at the latest at exit."""
+"""``DYNAMO_CYCLEFIX_REPORT=1``: one line on stderr when the process exits."""
 
 from __future__ import annotations
 
@@ -18,18 +18,14 @@ _ORDER = (
     "pending",
     "fixed upstream",
 )
-_said = False
 
 
 @atexit.register
 def write() -> None:
-    """Say, once in a process, what became of the patches so far."""
-    global _said
-    if _said or sys.stderr is None:
-        return
-    _said = True
-    line = {"pid": os.getpid(), **_state()}
-    print(f"dynamo-cyclefix: {json.dumps(line)}", file=sys.stderr, flush=True)
+    """Say what became of the patches."""
+    if sys.stderr is not None:
+        line = {"pid": os.getpid(), **_state()}
+        print(f"dynamo-cyclefix: {json.dumps(line)}", file=sys.stderr, flush=True)
 
 
 def _state() -> dict[str, object]:

@@ -131,6 +131,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(found)
     problem = found.error or ("" if found.active else "not active (DYNAMO_CYCLEFIX=off)")
+    if not problem and all(patch.state is State.DISABLED for patch in found.patches):
+        problem = "every patch is switched off (DYNAMO_CYCLEFIX_PATCHES)"
     for patch in found.patches:
         if patch.state in (State.REFUSED, State.PENDING) and not problem:
             problem = f"{patch.id}: {patch.state.value}: {patch.reason}"

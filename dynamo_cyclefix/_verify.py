@@ -73,7 +73,7 @@ def run_scenarios(
                 result.status = event["status"]
                 ended = True
             elif kind == "lost":
-                if todo is None:
+                if not result.ready:
                     result.error = event["reason"]
                 elif current is not None:
                     result.failures[current] = event["reason"]
@@ -135,7 +135,10 @@ def _events(
             reader.join()
     if not reason and code:
         said = errors[-1].strip() if errors else "nothing on stderr"
-        reason = f"crashed: exit code {code} ({said})"
+        # With 2 it could not begin, and says why.
+        reason = (
+            said.removeprefix("error: ") if code == 2 else f"crashed: exit code {code} ({said})"
+        )
     if reason:
         yield {"event": "lost", "reason": reason}
 

@@ -259,6 +259,60 @@ def test_threads() -> None:
 
 
 @needs_torch
+def test_deactivated_while_torch_is_imported() -> None:
+    finished = run_child(
+        """
+        import json, sys
+        import dynamo_cyclefix
+
+        class Tool:
+            def find_spec(self, name, path=None, target=None):
+                if name == "torch._dynamo.bytecode_analysis":
+                    dynamo_cyclefix.deactivate()
+
+        sys.meta_path.insert(0, Tool())
+        import torch._dynamo.symbolic_convert as module
+        code = module.InstructionTranslatorBase.exception_handler.__code__
+        off = dynamo_cyclefix.status().active, "raised_exception" in code.co_cellvars
+        sys.meta_path.pop(0)
+        dynamo_cyclefix.activate()
+        states = {patch.state.value for patch in dynamo_cyclefix.status().patches}
+        print(json.dumps([off, "not applied" in states]))
+        """
+    )
+    assert finished.json == [[False, True], False]
+    assert finished.stderr == ""
+
+
+@needs_torch
+def test_threads_that_activate_and_deactivate_at_once() -> None:
+    finished = run_child(
+        """
+        import json, threading
+        import dynamo_cyclefix, torch._dynamo.symbolic_convert as module
+        dynamo_cyclefix.deactivate()
+        function = module.InstructionTranslatorBase.exception_handler
+        original = function.__code__
+
+        def flip():
+            for _ in range(3):
+                dynamo_cyclefix.activate()
+                dynamo_cyclefix.deactivate()
+
+        threads = [threading.Thread(target=flip) for _ in range(3)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        taken_back = function.__code__ is original
+        dynamo_cyclefix.activate()
+        states = {patch.state.value for patch in dynamo_cyclefix.status().patches}
+        print(json.dumps([taken_back, function.__code__ is original, "not applied" in states]))
+        """
+    )
+    assert finished.json == [True, False, False]
+    assert finished.stderr == ""
+
+
+@needs_torch
 def test_a_module_that_is_half_imported_is_left_until_it_is_whole() -> None:
     result = report("""
         import dynamo_cyclefix

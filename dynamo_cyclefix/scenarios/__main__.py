@@ -76,7 +76,8 @@ def main(argv: list[str] | None = None) -> int:
     every = load_all()
     unknown = [name for name in arguments.names if name not in every]
     if unknown:
-        print(f"error: no scenario is named {unknown[0]!r}: see the ready event", file=stderr)
+        known = ", ".join(every)
+        print(f"error: found no scenario {unknown[0]!r}, expected some of {known}", file=stderr)
         return 2
     _warm_up()
     emit(
