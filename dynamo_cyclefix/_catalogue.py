@@ -42,6 +42,8 @@ class Target:
         closures: nested functions (``<lambda>`` too) that close over one of ``names`` and may go on
             doing so, because none of them outlives the call.
         affected: the torch versions whose function makes the mistake (PEP 440).
+        own_args: the function is an exception's ``__init__`` that hands one of ``names``, the
+            exception itself, to ``super().__init__``: its ``args`` must not hold it.
     """
 
     module: str
@@ -50,6 +52,7 @@ class Target:
     helpers: tuple[str, ...]
     closures: tuple[str, ...]
     affected: SpecifierSet
+    own_args: bool = False
 
     @property
     def outermost(self) -> str:
@@ -199,6 +202,7 @@ def _patch(table: _Table) -> Patch:
                 helpers=entry.texts("helpers", required=False),
                 closures=entry.texts("closures", required=False),
                 affected=entry.specifier("affected", default),
+                own_args=entry.flag("own_args"),
             )
         )
         entry.finish()
@@ -246,6 +250,9 @@ class _Table:
         if not all(isinstance(value, str) and value for value in values):
             raise self._error(key, values, expected)
         return tuple(values)
+
+    def flag(self, key: str) -> bool:
+        return self._get(key, bool, "true or false", required=False)
 
     def specifier(self, key: str, default: SpecifierSet | None = None) -> SpecifierSet:
         if default is not None and key not in self.content:

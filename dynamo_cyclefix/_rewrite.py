@@ -508,6 +508,8 @@ def _apply_one(scope: _Scope, target: Target) -> bool:
             raise Refused(f"{target.function} has no parameter or local {name!r}")
         if not scope.is_released(name):
             held.append(name)
+    if target.own_args:
+        return _leave_out(scope, target)
     if not held:
         return False
     held += (name for name in _raised_locals(scope) if name not in held)
@@ -526,6 +528,20 @@ def _apply_one(scope: _Scope, target: Target) -> bool:
         _release(helper, raised)
     _release(scope, held)
     return True
+
+
+def _leave_out(scope: _Scope, target: Target) -> bool:
+    """Take ``names`` out of what the function hands to the constructor of its exception."""
+    found = False
+    for node in ast.walk(scope.node):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Call(func=ast.Name("super")), attr="__init__")
+            ):
+                kept = [a for a in node.args if getattr(a, "id", None) not in target.names]
+                found |= kept != node.args
+                node.args = kept
+    return found
 
 
 def _closures(scope: _Scope, name: str, target: Target) -> list[_Scope]:

@@ -63,8 +63,8 @@ class Wrap:
 
 
 def _check(code: CodeType, target: Target) -> None:
-    if target.function != target.outermost:
-        raise Refused(f"the source of {target.key} is missing, and it is a nested function")
+    if target.function != target.outermost or target.own_args:
+        raise Refused(f"the source of {target.key} is missing, and no wrapper would do")
     for name in target.names:
         if name not in code.co_varnames and name not in code.co_cellvars:
             raise Refused(f"{target.function} has no parameter or local {name!r}")
