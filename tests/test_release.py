@@ -29,8 +29,20 @@ def test_frames_are_released(sides, name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("aspect", ["outcome", "warnings", "counters", "graphs"])
 def test_behaviour_is_the_same(sides, name, aspect):
-    off, on = sides
-    assert observation(on, name)[aspect] == observation(off, name)[aspect]
+    off, on = (without_own_args(observation(side, name)[aspect]) for side in sides)
+    assert on == off
+
+
+def without_own_args(observed):
+    """Leave out what the patch `unsupported-constants` changes on purpose: an exception's args."""
+    if isinstance(observed, list):
+        return [without_own_args(item) for item in observed]
+    if not isinstance(observed, dict):
+        return observed
+    hidden = ()
+    if str(observed.get("type")).endswith(".AsPythonConstantNotImplementedError"):
+        hidden = "args", "str"
+    return {k: without_own_args(v) for k, v in observed.items() if k not in hidden}
 
 
 def test_the_controls_pin(sides):

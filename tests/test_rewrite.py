@@ -1285,3 +1285,42 @@ def test_block_is_the_function_as_it_is_written(sample: Sample) -> None:
 def test_block_of_no_function(source: str, line: int) -> None:
     with pytest.raises(Refused, match=f"function begins at line {line} of the source"):
         _rewrite.block(source, line)
+
+
+def test_an_exception_among_its_own_args() -> None:
+    source = textwrap.dedent("""
+        class Unsupported(NotImplementedError):
+            def __init__(self, value):
+                super().__init__(self, f"{value} is not supported")
+                self.value = value
+    """)
+    target = Target(
+        "sample", "Unsupported.__init__", ("self",), (), (), SpecifierSet(), own_args=True
+    )
+    namespace: dict[str, Any] = {"__name__": "sample"}
+    exec(compile(source, FILE, "exec", dont_inherit=True), namespace)
+    kind = namespace["Unsupported"]
+
+    def is_freed() -> bool:
+        error = kind(3)
+        error.token = token = Token()
+        seen = weakref.ref(token)
+        del error, token
+        return seen() is None
+
+    class Token:
+        pass
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert not is_freed()
+        code = kind.__init__.__code__
+        rewritten = _rewrite.rewrite(source, code, target.outermost, [target])
+        kind.__init__.__code__ = rewritten.replacement
+        assert is_freed()
+        assert kind(3).args == ("3 is not supported",)
+    finally:
+        gc.enable()
+    fixed = ast.unparse(rewritten.tree)
+    assert "super().__init__(f'{value} is not supported')" in fixed
