@@ -487,6 +487,9 @@ def test_the_wrapper_releases_frames(hidden, name):
         pytest.skip("the control pins nothing on this release")
     if "observed-exceptions" not in claims or LEFT in {states[patch] for patch in claims}:
         pytest.skip("not the wrapper's")
+    own_args = "AsPythonConstantNotImplementedError" in after["garbage_types"]
+    if own_args and states["unsupported-constants"] == LEFT:
+        pytest.skip("torch 2.7's exception that holds itself: no wrapper can cut that")
     assert not after["pinned"]
     assert after["garbage_frames"] == 0
     assert after["garbage_exceptions"] == 0
