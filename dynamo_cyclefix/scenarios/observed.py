@@ -49,7 +49,7 @@ def missing_index() -> object:
     return compiled(lambda x: x.reshape(last([3])))(torch.ones(3))
 
 
-@scenario("observed-exceptions")
+@scenario("observed-exceptions", "unsupported-constants")
 def missing_attribute() -> object:
     """A helper reads an attribute that its object lacks."""
 
@@ -59,7 +59,7 @@ def missing_attribute() -> object:
     return compiled(lambda x: x * rate(dataclasses.make_dataclass("Options", [])()))(torch.ones(3))
 
 
-@scenario("observed-exceptions")
+@scenario("observed-exceptions", "unsupported-constants")
 def division_by_zero() -> object:
     """A helper divides an int by zero."""
 
@@ -69,7 +69,7 @@ def division_by_zero() -> object:
     return compiled(lambda x: x + mean(6, 0))(torch.ones(3))
 
 
-@scenario("observed-exceptions")
+@scenario("observed-exceptions", "unsupported-constants")
 def int_parsing() -> object:
     """A helper parses a text that is not a number."""
 
