@@ -155,10 +155,11 @@ def load(folder: Traversable | None = None) -> Catalogue:
             table = _Table(name, tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
             raise CatalogueError(f"patches/{name}: found invalid TOML ({error})") from error
-        for site in table.tables("explained", required=False):
+        sites = table.tables("explained", required=False)
+        for site in sites:
             explained.append(Explained(*(site.text(k) for k in Explained.__annotations__)))
             site.finish()
-        if "id" not in table.content and explained:
+        if sites and "id" not in table.content:
             table.finish()
             continue
         patch = _patch(table)
