@@ -716,7 +716,8 @@ def test_require_applied_asks_a_new_interpreter(venv: Venv) -> None:
     venv.cli("autostart", "enable")
     status = json.loads(venv.cli("status", "--require", "applied", "--json").stdout)
     assert status["way"] == "autostart"
-    assert all(patch["state"].startswith("applied") for patch in status["patches"])
+    states = {patch["state"] for patch in status["patches"]}
+    assert states == {"applied", "not affected"}  # the latter: a patch for torch 2.7 alone
 
     off = {"DYNAMO_CYCLEFIX": "off"}
     finished = venv.cli("status", "--require", "applied", code=1, env=off)

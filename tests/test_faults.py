@@ -359,9 +359,9 @@ def test_a_refusal_concerns_one_patch(with_dynamo: Forks, step: str, mode: str) 
     assert found["raised"] == (None if mode == "on" else "PatchError")
     assert len(found["warnings"]) == 1
     if mode == "on":
-        states = list(found["states"].values())
+        states = [state for state in found["states"].values() if state != "not affected"]
         assert states.count("not applied") == 1
-        assert sum(state.startswith("applied") for state in states) == len(states) - 1
+        assert sum(state.startswith("applied") for state in states) == len(states) - 1 > 0
     else:
         assert is_untouched(found)
 
