@@ -14,12 +14,12 @@ from pathlib import Path
 
 NAME = "dynamo_cyclefix_autostart.pth"
 
-# `site` executes each line that begins with `import`.  Once the package is uninstalled the line has
-# nothing to do (what may be left of its directory is an empty namespace package), and says
-# so only where a report is asked for; any other failure is site's to print.
-CONTENT = r"""# Written by `dynamo-cyclefix autostart enable`; removed by `dynamo-cyclefix autostart disable`.
-import os, sys; exec("try:\n if 'dynamo_cyclefix' not in sys.modules:\n  from dynamo_cyclefix import _activated_by\n  _activated_by('autostart')\nexcept ImportError as error:\n if error.name != 'dynamo_cyclefix': raise\n if os.environ.get('DYNAMO_CYCLEFIX_REPORT') == '1': print('dynamo-cyclefix: autostart is enabled but the package is not installed', file=sys.stderr)")
-"""  # noqa: E501 - one line is what `site` executes
+# `site` executes each line that begins with `import`, and prints why one fails, as when the package
+# was uninstalled.  Every interpreter compiles the line, in a virtual environment twice.
+CONTENT = """\
+# Written by `dynamo-cyclefix autostart enable`; removed by `dynamo-cyclefix autostart disable`.
+import dynamo_cyclefix
+"""
 
 # Must not import the package: that would activate it.
 _ASK = """

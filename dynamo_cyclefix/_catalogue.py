@@ -1,14 +1,16 @@
-"""The patch catalogue: the files of ``patches/`` as frozen, typed objects."""
+"""The patch catalogue: the files of ``patches/`` as frozen, typed objects.
+
+Named tuples, since every import of torch pays for making these classes.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
@@ -30,8 +32,7 @@ _SOURCES = "sources.json"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """One function that holds an exception.
 
     Attributes:
@@ -65,8 +66,7 @@ class Target:
         return f"{self.module}:{self.function}"
 
 
-@dataclass(frozen=True)
-class Patch:
+class Patch(NamedTuple):
     """One backport: everything that is applied, or left, together.
 
     Attributes:
@@ -84,8 +84,7 @@ class Patch:
     targets: tuple[Target, ...]
 
 
-@dataclass(frozen=True)
-class Explained:
+class Explained(NamedTuple):
     """A place that the scan lists and no patch covers, with the reason."""
 
     module: str
@@ -94,8 +93,7 @@ class Explained:
     reason: str
 
 
-@dataclass(frozen=True)
-class Catalogue:
+class Catalogue(NamedTuple):
     """All patches; the sources their functions are known to have; what the scan need not report.
 
     Attributes:
@@ -157,7 +155,7 @@ def load(folder: Traversable | None = None) -> Catalogue:
             raise CatalogueError(f"patches/{name}: found invalid TOML ({error})") from error
         sites = table.tables("explained", required=False)
         for site in sites:
-            explained.append(Explained(*(site.text(k) for k in Explained.__annotations__)))
+            explained.append(Explained(*(site.text(k) for k in Explained._fields)))
             site.finish()
         if sites and "id" not in table.content:
             table.finish()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import difflib
 import sys
-import textwrap
 from collections.abc import Iterator
 
 import dynamo_cyclefix
-from dynamo_cyclefix import _rewrite, _status
+from dynamo_cyclefix import _activation, _rewrite, _status
 from dynamo_cyclefix._patcher import source_of
 from dynamo_cyclefix._swap import Swap
 
@@ -33,8 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    active = dynamo_cyclefix._active
-    patcher = active.patcher() if active else None
+    patcher = _activation.patcher()
     found = False
     for patch_id, swap in patcher.swaps() if patcher else ():
         if not arguments.patches or patch_id in arguments.patches:
@@ -51,14 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _diff(swap: Swap) -> Iterator[str]:
     module = sys.modules[swap.targets[0].module]
-    source = source_of(module)
-    code = swap.original
-    rewritten = _rewrite.rewrite(source, code, swap.targets[0].outermost, swap.targets)
-    block = textwrap.dedent(_rewrite.block(source, code.co_firstlineno))
-    before = ast.unparse(ast.parse(block)).splitlines()
-    after = ast.unparse(rewritten.tree).splitlines()
-    yield f"--- {code.co_filename}:{code.co_firstlineno} {swap.targets[0].outermost}"
-    yield f"+++ {swap.targets[0].outermost} as it runs"
+    code, outermost = swap.original, swap.targets[0].outermost
+    texts = _rewrite.unparsed(source_of(module), code, outermost, swap.targets)
+    before, after = (text.splitlines() for text in texts)
+    yield f"--- {code.co_filename}:{code.co_firstlineno} {outermost}"
+    yield f"+++ {outermost} as it runs"
     matcher = difflib.SequenceMatcher(
         None, [line.strip() for line in before], [line.strip() for line in after], autojunk=False
     )

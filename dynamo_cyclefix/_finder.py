@@ -1,14 +1,16 @@
 """The meta-path finder: waits for a target module, then has it patched before anyone can use it.
 
-This module runs in every interpreter that activates us, so it imports next to nothing.  What does
-the work (:mod:`dynamo_cyclefix._patcher`) is loaded with the first submodule of torch.
+What does the work (:mod:`dynamo_cyclefix._patcher`) is loaded with the first submodule of torch.
 """
 
-import sys
-import time
-from _thread import RLock, get_ident
+from __future__ import annotations
 
-TYPE_CHECKING = False
+import sys
+from _thread import RLock, get_ident
+from typing import TYPE_CHECKING
+
+from dynamo_cyclefix import Waiting
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
@@ -18,31 +20,55 @@ if TYPE_CHECKING:
     from dynamo_cyclefix._errors import PatchError
     from dynamo_cyclefix._patcher import Patcher
 
+_waking = RLock()
 
-class TargetFinder:
-    """Finds nothing by itself: gives the spec that the other finders find a patching loader.
+
+def find_spec(
+    waiting: Waiting, name: str, path: Sequence[str] | None, target: ModuleType | None
+) -> ModuleSpec | None:
+    """What a finder that waits finds in the end."""
+    # One of a copy of the package that this copy has replaced: then this one's finder is in place.
+    return wake(waiting).find_spec(name, path, target) if isinstance(waiting, Waiting) else None
+
+
+def wake(waiting: Waiting) -> TargetFinder:
+    """Make the finder that waits one that knows the targets.
+
+    The same object, since other programs may hold it where no one would find it.
+    """
+    with _waking:
+        if not isinstance(waiting, TargetFinder):
+            waiting.__class__ = TargetFinder
+            waiting._prepare()  # type: ignore[attr-defined]
+            retire_others(waiting)
+    return waiting  # type: ignore[return-value]
+
+
+def retire_others(but: Waiting | None = None) -> None:
+    """Stop every finder on ``sys.meta_path`` that a reload, or a second copy of the package, left.
 
     Args:
-        strict: raise :class:`PatchError` where an affected torch cannot be patched.
-        patches: which patches, see :func:`dynamo_cyclefix.activate`.
-        accept_unseen: whether strict mode accepts a source that no known release has.
-        way: what activated us, for ``status``.
+        but: the finder that stays.
     """
+    for finder in list(sys.meta_path):
+        if type(finder).__module__.partition(".")[0] == __package__ and finder is not but:
+            sys.meta_path.remove(finder)
+            # Without it, it has patched nothing yet.
+            if hasattr(finder, "take_back"):
+                finder.take_back()
 
-    def __init__(self, strict: bool, patches: str, accept_unseen: bool, way: str) -> None:
-        self.strict = strict
-        self.way = way
-        self.since = time.time()
-        self.error = ""
-        self._patches = patches
-        self._accept_unseen = accept_unseen
+
+class TargetFinder(Waiting):
+    """Finds nothing by itself: gives the spec that the other finders find a patching loader."""
+
+    def _prepare(self) -> None:
         self._patcher: Patcher | None = None
         self._asked: set[tuple[str, int]] = set()
         self._lock = RLock()
         self._hidden = False
         self._retired = False
 
-    def patcher(self) -> "Patcher | None":
+    def patcher(self) -> Patcher | None:
         """What applies the patches; ``None`` if it cannot be made, which is said once.
 
         Raises:
@@ -56,7 +82,7 @@ class TargetFinder:
                 try:
                     from dynamo_cyclefix import _patcher
 
-                    self._patcher = _patcher.make(self.strict, self._patches, self._accept_unseen)
+                    self._patcher = _patcher.make(self.strict, self.patches, self.accept_unseen)
                 except Exception as error:
                     self.give_up(error)
             return self._patcher
@@ -78,14 +104,14 @@ class TargetFinder:
         if self.strict:
             raise self._strict_error() from error
 
-    def _strict_error(self) -> "PatchError":
+    def _strict_error(self) -> PatchError:
         from dynamo_cyclefix._errors import PatchError
 
         return PatchError(
             f"no patch can be applied ({self.error}); set DYNAMO_CYCLEFIX=on to go on without"
         )
 
-    def catch_up(self, executed: "ModuleType | None" = None) -> None:
+    def catch_up(self, executed: ModuleType | None = None) -> None:
         """Patch a module that has just been executed, or all that were imported past this finder.
 
         Raises:
@@ -135,8 +161,8 @@ class TargetFinder:
             patcher.take_back()
 
     def find_spec(
-        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
-    ) -> "ModuleSpec | None":
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """See :meth:`importlib.abc.MetaPathFinder.find_spec`."""
         if not name.startswith("torch."):
             return None
@@ -146,8 +172,11 @@ class TargetFinder:
             return None
         self._asked.add(question)
         try:
-            self.catch_up()
             patcher = self._patcher
+            # All that most imports pay for, and without a frame that Dynamo could see.
+            if patcher is None or not sys.modules.keys().isdisjoint(patcher.waiting):
+                self.catch_up()
+                patcher = self._patcher
             if patcher is None or name not in patcher.modules:
                 return None
             try:
@@ -162,8 +191,8 @@ class TargetFinder:
             self._asked.discard(question)
 
     def _ask_others(
-        self, name: str, path: "Sequence[str] | None", target: "ModuleType | None"
-    ) -> "ModuleSpec | None":
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
         finders = list(sys.meta_path)
         # Those before us have said no already.
         others = finders[finders.index(self) + 1 :] if self in finders else finders
@@ -178,16 +207,16 @@ class TargetFinder:
 class PatchingLoader:
     """Executes a target module with its own loader, then has it patched."""
 
-    def __init__(self, loader: "Any", finder: TargetFinder) -> None:
+    def __init__(self, loader: Any, finder: TargetFinder) -> None:
         self._loader = loader
         self._finder = finder
 
-    def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """See :meth:`importlib.abc.Loader.create_module`."""
         module: ModuleType | None = self._loader.create_module(spec)
         return module
 
-    def exec_module(self, module: "ModuleType") -> None:
+    def exec_module(self, module: ModuleType) -> None:
         """See :meth:`importlib.abc.Loader.exec_module`."""
         # The module, and whoever asks it for its source or resources, sees its own loader.
         if module.__spec__ is not None:
@@ -196,5 +225,5 @@ class PatchingLoader:
         self._loader.exec_module(module)
         self._finder.catch_up(module)
 
-    def __getattr__(self, name: str) -> "Any":
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)

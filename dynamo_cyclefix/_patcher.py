@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import hashlib
 import logging
@@ -10,14 +9,13 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
-from dynamo_cyclefix import _catalogue, _gate, _rewrite
+from dynamo_cyclefix import _cache, _catalogue, _gate, _rewrite
 from dynamo_cyclefix._catalogue import Catalogue, Patch, Target
 from dynamo_cyclefix._errors import PatchError, Refused, SourceMissing
-from dynamo_cyclefix._swap import Swap, decorators, live_function, overrides
+from dynamo_cyclefix._swap import Swap, live_function
 
 if TYPE_CHECKING:
     from dynamo_cyclefix._wrapper import Wrap
@@ -39,28 +37,6 @@ class State(str, enum.Enum):
 
 
 IN_PLACE = (State.APPLIED, State.UNSEEN, State.WRAPPED)
-
-
-@dataclass(frozen=True)
-class TargetStatus:
-    """The state of one function, and why it is that."""
-
-    module: str
-    function: str
-    state: State
-    reason: str
-
-
-@dataclass(frozen=True)
-class PatchStatus:
-    """The state of a patch: that of its targets, taken together."""
-
-    id: str
-    title: str
-    state: State
-    reason: str
-    targets: tuple[TargetStatus, ...]
-
 
 Change: TypeAlias = "Swap | Wrap"
 
@@ -104,6 +80,12 @@ class Patcher:
         enabled: the ids of the patches to apply.
         strict: raise :class:`PatchError` where a patch cannot be applied.
         accept_unseen: in strict mode, whether a source that no known release has will do.
+
+    Attributes:
+        modules: the names of the modules that targets live in.
+        waiting: those of them that are not patched yet.
+        states: what became of a target, and why.
+        lock: held while any of this changes.
     """
 
     def __init__(
@@ -118,10 +100,10 @@ class Patcher:
         self.strict = strict
         self._accept_unseen = accept_unseen
         self.enabled = frozenset(enabled)
-        self._lock = threading.RLock()
-        self._waiting = set(self.modules)
+        self.lock = threading.RLock()
+        self.waiting = set(self.modules)
         self._swaps: dict[str, list[Change]] = defaultdict(list)
-        self._states: dict[Target, tuple[State, str]] = {}
+        self.states: dict[Target, tuple[State, str]] = {}
         self._failures: dict[str, str] = {}
         self._retired = False
 
@@ -131,7 +113,7 @@ class Patcher:
         Raises:
             PatchError: in strict mode, see :meth:`patch_module`.
         """
-        for name in tuple(self._waiting):
+        for name in tuple(self.waiting):
             module = sys.modules.get(name)
             spec = getattr(module, "__spec__", None)
             if module is not None and not getattr(spec, "_initializing", False):
@@ -144,7 +126,7 @@ class Patcher:
             PatchError: in strict mode, if a patch for an affected function could not be applied.
         """
         failed: list[str] = []
-        with self._lock:
+        with self.lock:
             if self._retired:
                 return
             for patch in self.catalogue.patches.values():
@@ -154,7 +136,7 @@ class Patcher:
                     if patch.id in self._failures:
                         failed.append(f"{patch.id}: {self._failures[patch.id]}")
             # Only now: what a signal interrupts here is caught up with later.
-            self._waiting.discard(module.__name__)
+            self.waiting.discard(module.__name__)
         if failed and self.strict:
             raise PatchError(
                 f"torch {torch_version()} is affected and could not be patched"
@@ -170,7 +152,7 @@ class Patcher:
         except Refused as error:
             self._fail(patch, targets, str(error))
             return
-        self._states.update(states)
+        self.states.update(states)
         if any(state in IN_PLACE for state, _ in states.values()):
             log.info(
                 "patch %s applied to %s of torch %s", patch.id, module.__name__, torch_version()
@@ -189,12 +171,14 @@ class Patcher:
             else:
                 states[target] = State.UNAFFECTED, f"torch {version} is not in {target.affected}"
         swaps: list[Change] = []
+        source = ""
+        cache = _cache.Cache(module.__name__)
         for outermost, group in groups.items():
             function = live_function(module, outermost)
-            if any(s.function is function and s.is_in_place for s in self._all_swaps()):
+            if self.runs_replacement(function):
                 continue
             try:
-                source = source_of(module)
+                source = source or source_of(module)
             except SourceMissing as error:
                 # Imported here: wrapt is not free, and hardly any torch lacks its source.
                 from dynamo_cyclefix import _wrapper
@@ -205,22 +189,23 @@ class Patcher:
                     swaps.append(_wrapper.Wrap(module, function, group))
                     states |= dict.fromkeys(group, (State.WRAPPED, str(error)))
                 continue
-            rewritten = _rewrite.rewrite(source, function.__code__, outermost, group)
+            rewritten = cache.rewrite(source, function.__code__, outermost, group)
             if rewritten.is_fixed:
                 states |= dict.fromkeys(group, (State.FIXED, "the code releases the exception"))
                 continue
             state = State.APPLIED, ""
-            if not self._is_known(source, function, group[0]):
+            if not self._is_known(rewritten.block, group[0]):
                 state = State.UNSEEN, "passed every structural check"
                 if self.strict and not self._accept_unseen:
                     raise Refused(f"the source of {group[0].key} was not seen before")
             states |= dict.fromkeys(group, state)
             swaps.append(_swap(function, rewritten, outermost, group))
+        cache.save()
         return swaps, states
 
-    def _is_known(self, source: str, function: FunctionType, target: Target) -> bool:
+    def _is_known(self, block: str, target: Target) -> bool:
         known = self.catalogue.sources.get(f"{target.module}:{target.outermost}", {})
-        return source_hash(_rewrite.block(source, function.__code__.co_firstlineno)) in known
+        return source_hash(block) in known
 
     def _put(self, patch: Patch, swaps: Sequence[Change]) -> None:
         """All of them or none, whatever interrupts."""
@@ -239,8 +224,8 @@ class Patcher:
             self._failures[patch.id] = reason
             log.warning("patch %s not applied to torch %s: %s", patch.id, torch_version(), reason)
         for target in patch.targets:
-            if target in targets or target in self._states:
-                self._states[target] = State.REFUSED, reason
+            if target in targets or target in self.states:
+                self.states[target] = State.REFUSED, reason
 
     def _take_back(self, swaps: Sequence[tuple[str, Change]]) -> None:
         """All of them, whatever interrupts; then raise what did."""
@@ -266,75 +251,24 @@ class Patcher:
         finally:
             raised = interrupt = failure = None
 
+    def runs_replacement(self, function: FunctionType) -> bool:
+        """Whether a function is patched, and nobody has undone it."""
+        return any(
+            swap.function is function and swap.is_in_place
+            for swaps in self._swaps.values()
+            for swap in swaps
+        )
+
     def swaps(self) -> tuple[tuple[str, Change], ...]:
         """Every function that runs a replacement, with the id of its patch."""
-        with self._lock:
+        with self.lock:
             return tuple((i, swap) for i, swaps in self._swaps.items() for swap in swaps)
-
-    def _all_swaps(self) -> Iterable[Change]:
-        return (swap for swaps in self._swaps.values() for swap in swaps)
 
     def take_back(self) -> None:
         """Give every function its original code object again, and patch nothing any more."""
-        with self._lock:
+        with self.lock:
             self._retired = True
             self._take_back(self.swaps())
-
-    def status(self) -> tuple[PatchStatus, ...]:
-        """The state of every patch of the catalogue, as it is at this moment."""
-        with self._lock:
-            return tuple(self._patch_status(patch) for patch in self.catalogue.patches.values())
-
-    def _patch_status(self, patch: Patch) -> PatchStatus:
-        if patch.id not in self.enabled:
-            states = [(State.DISABLED, "switched off")] * len(patch.targets)
-        else:
-            states = [self._target_state(target) for target in patch.targets]
-        # The worst news first; a target that is not loaded yet cannot do harm.
-        order = (
-            State.DISABLED,
-            State.REFUSED,
-            State.WRAPPED,
-            State.UNSEEN,
-            State.APPLIED,
-            State.PENDING,
-            State.FIXED,
-            State.UNAFFECTED,
-        )
-        state, reason = min(states, key=lambda found: order.index(found[0]))
-        targets = tuple(
-            TargetStatus(target.module, target.function, *found)
-            for target, found in zip(patch.targets, states, strict=True)
-        )
-        return PatchStatus(patch.id, patch.title, state, reason, targets)
-
-    def _target_state(self, target: Target) -> tuple[State, str]:
-        state, reason = self._states.get(target) or self._unprepared(target)
-        module = sys.modules.get(target.module)
-        if state is State.UNAFFECTED and module is not None and _is_fixed(module, target):
-            return State.FIXED, reason
-        if state in IN_PLACE:
-            try:
-                if module is None:
-                    raise Refused(f"{target.module} was removed from sys.modules")
-                function = live_function(module, target.outermost)
-                if not any(s.function is function and s.is_in_place for s in self._all_swaps()):
-                    raise Refused("its code was exchanged")
-            except Refused as error:
-                return State.REFUSED, f"applied, but replaced since by another program: {error}"
-            reasons = [reason, *overrides(module, target.function)]
-            if state is not State.WRAPPED:  # where the wrapper around it is our own
-                reasons += decorators(module, target.outermost)
-            reason = "; ".join(filter(None, reasons))
-        return state, reason
-
-    def _unprepared(self, target: Target) -> tuple[State, str]:
-        if "torch" in sys.modules and target.module not in sys.modules:
-            version = torch_version()
-            with contextlib.suppress(Refused):
-                if not _gate.is_affected(version, target.affected):
-                    return State.UNAFFECTED, f"torch {version} is not in {target.affected}"
-        return State.PENDING, f"{target.module} is not imported yet"
 
 
 def _swap(
@@ -348,16 +282,7 @@ def _swap(
             if old.co_freevars != new.co_freevars:
                 raise Refused(f"the rewrite would change the free variables of {target.function}")
             nested.append((old, new))
-    return Swap(group, function, function.__code__, rewritten.replacement, nested)
-
-
-def _is_fixed(module: ModuleType, target: Target) -> bool:
-    """Of a version outside the affected ones, tell whether that is because it has the fix."""
-    try:
-        function = live_function(module, target.outermost)
-        return _rewrite.is_fixed(source_of(module), function.__code__, target)
-    except Refused:
-        return False
+    return Swap(group, function, rewritten.replacement, nested)
 
 
 def source_of(module: ModuleType) -> str:

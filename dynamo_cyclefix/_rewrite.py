@@ -7,14 +7,15 @@ from __future__ import annotations
 import __future__
 
 import ast
+import contextlib
 import functools
 import operator
 import re
+import symtable
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from types import CodeType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from dynamo_cyclefix._catalogue import LOCALS, Target
 from dynamo_cyclefix._errors import Refused
@@ -61,36 +62,25 @@ _PARTS = _KEPT + tuple(
 _NO_CELLS = 0x40 if sys.version_info < (3, 11) else 0
 
 
-@dataclass(frozen=True)
-class Rewrite:
+class Rewrite(NamedTuple):
     """An outermost function before and after.
 
     Attributes:
         original: its code object, compiled from the untouched source.
         replacement: the code object that releases.  The same object as ``original`` where every
             target releases its exceptions already.
-        tree: the syntax tree that ``replacement`` was compiled from.
+        block: its source.  Decorators belong to it, and comments or blank lines after its last
+            statement do not.
     """
 
     original: CodeType
     replacement: CodeType
-    tree: ast.stmt
+    block: str
 
     @property
     def is_fixed(self) -> bool:
         """Whether the source released the exceptions before us."""
         return self.replacement is self.original
-
-
-def block(source: str, first_line: int) -> str:
-    """The source of the function whose ``co_firstlineno`` is ``first_line`` (counted from 1).
-
-    Decorators belong to it, and comments or blank lines after its last statement do not.
-
-    Raises:
-        Refused: there is no such line, or no complete function begins there.
-    """
-    return _parsed(source, first_line)[0]
 
 
 def rewrite(source: str, code: CodeType, qualname: str, targets: Sequence[Target]) -> Rewrite:
@@ -109,7 +99,7 @@ def rewrite(source: str, code: CodeType, qualname: str, targets: Sequence[Target
     reason = ""
     for make_unit in (_function_unit, _module_unit):
         try:
-            unit, node = make_unit(source, code, qualname)
+            text, unit, node = make_unit(source, code, qualname)
             original = _compiled(unit, code, qualname)
         except (SyntaxError, ValueError, Refused) as error:
             reason = f"it does not compile ({error})"
@@ -121,14 +111,14 @@ def rewrite(source: str, code: CodeType, qualname: str, targets: Sequence[Target
     else:
         raise Refused(f"the source on disk is not what runs: {reason}")
     if not apply(node, qualname, targets):
-        return Rewrite(original, original, node)
+        return Rewrite(original, original, text)
     replacement = _compiled(unit, code, qualname)
     for part in _KEPT:
         if getattr(replacement, part) != getattr(original, part):
             raise Refused(f"the rewrite would change {part}")
     if (replacement.co_flags ^ original.co_flags) & ~_NO_CELLS:
         raise Refused("the rewrite would change co_flags")
-    return Rewrite(original, replacement, node)
+    return Rewrite(original, replacement, text)
 
 
 def is_fixed(source: str, code: CodeType, target: Target) -> bool:
@@ -137,8 +127,22 @@ def is_fixed(source: str, code: CodeType, target: Target) -> bool:
     Raises:
         Refused: the function, or a name in it, is not found.
     """
-    _, node = _function_unit(source, code, target.outermost)
+    _, _, node = _function_unit(source, code, target.outermost)
     return not apply(node, target.outermost, [target])
+
+
+def unparsed(
+    source: str, code: CodeType, qualname: str, targets: Sequence[Target]
+) -> tuple[str, str]:
+    """A function's text before and after :func:`rewrite`, without comments.
+
+    Raises:
+        Refused: as there.
+    """
+    _, _, node = _function_unit(source, code, qualname)
+    before = ast.unparse(node)
+    apply(node, qualname, targets)
+    return before, ast.unparse(node)
 
 
 def differs(one: CodeType, other: CodeType, path: str = "") -> str | None:
@@ -218,8 +222,12 @@ def _parsed(
         node = unit.body[0]
         for _ in headers:
             node = node.body[0]  # type: ignore[attr-defined]
-        return "\n".join(lines[start : node.end_lineno]) + "\n", unit, node
+        return _text(source, first_line, node), unit, node
     raise Refused(f"no complete function begins at line {first_line} of the source")
+
+
+def _text(source: str, first_line: int, node: ast.stmt) -> str:
+    return "\n".join(_lines(source)[first_line - 1 : node.end_lineno]) + "\n"
 
 
 @functools.lru_cache(maxsize=1)
@@ -227,21 +235,21 @@ def _lines(source: str) -> list[str]:
     return source.split("\n")  # `splitlines` knows more line ends than the compiler does
 
 
-def _function_unit(source: str, code: CodeType, qualname: str) -> tuple[ast.Module, ast.stmt]:
+def _function_unit(source: str, code: CodeType, qualname: str) -> tuple[str, ast.Module, ast.stmt]:
     """The function alone.
 
     Of the rest of the module the compiler asks one thing: whether a name is imported at its top
     level, since a call of such a name's attribute compiles differently (``is_import_originated`` in
     CPython's compile.c).
     """
-    _, unit, node = _parsed(source, code.co_firstlineno, qualname.split(".")[:-1])
+    text, unit, node = _parsed(source, code.co_firstlineno, qualname.split(".")[:-1])
     if names := _imported_names(source):
-        aliases = [ast.alias(name, None) for name in names]
-        unit.body.append(ast.fix_missing_locations(ast.Import(aliases)))
-    return unit, node
+        place = _place(node)
+        unit.body.append(ast.Import([ast.alias(name, None, **place) for name in names], **place))
+    return text, unit, node
 
 
-def _module_unit(source: str, code: CodeType, qualname: str) -> tuple[ast.Module, ast.stmt]:
+def _module_unit(source: str, code: CodeType, qualname: str) -> tuple[str, ast.Module, ast.stmt]:
     unit = ast.parse(source)
     found: list[ast.AST] = [unit]
     for name in qualname.split("."):
@@ -250,7 +258,7 @@ def _module_unit(source: str, code: CodeType, qualname: str) -> tuple[ast.Module
         # Of several definitions (overloads, branches) the live one is known by its line.
         lines = [part.lineno for part in (node, *getattr(node, "decorator_list", ()))]
         if isinstance(node, ast.stmt) and min(lines) == code.co_firstlineno:
-            return unit, node
+            return _text(source, min(lines), node), unit, node
     raise Refused(f"{qualname} is not at line {code.co_firstlineno} of the source")
 
 
@@ -264,20 +272,22 @@ _MAY_IMPORT = re.compile(
 @functools.lru_cache(maxsize=1)
 def _imported_names(source: str) -> tuple[str, ...]:
     """The names that a module's top level imports, without parsing the rest of the module."""
-    names: list[str] = []
     texts = _MAY_IMPORT.findall("\n" + source)
-    # At once, and one by one only where a text is none of the module's code: a line of a docstring.
-    for node in _parsed_together(texts) or (n for text in texts for n in _parsed_together([text])):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names += _BINDERS[type(node)](node)
+    try:
+        return _imported_by("".join(texts))
+    except SyntaxError:
+        pass
+    names: list[str] = []
+    for text in texts:
+        # What does not parse is none of the module's code, but, say, a line of a docstring.
+        with contextlib.suppress(SyntaxError):
+            names += _imported_by(text)
     return tuple(dict.fromkeys(names))
 
 
-def _parsed_together(texts: Sequence[str]) -> list[Any]:
-    try:
-        return list(_statements(ast.parse("".join(texts))))
-    except SyntaxError:
-        return []  # the comparison tells if it matters
+def _imported_by(text: str) -> tuple[str, ...]:
+    table = symtable.symtable(text, "<imports>", "exec")
+    return tuple(symbol.get_name() for symbol in table.get_symbols() if symbol.is_imported())
 
 
 def _statements(scope: ast.AST) -> Iterator[Any]:
@@ -307,7 +317,9 @@ def _compiled(unit: ast.Module, live: CodeType, qualname: str) -> CodeType:
 
 # Shapes
 
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.GeneratorExp)
+_SCOPES = frozenset(
+    (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.GeneratorExp)
+)
 _BINDERS: dict[type[ast.AST], Callable[[Any], list[str]]] = {
     ast.FunctionDef: lambda node: [node.name],
     ast.AsyncFunctionDef: lambda node: [node.name],
@@ -321,13 +333,20 @@ _BINDERS: dict[type[ast.AST], Callable[[Any], list[str]]] = {
 }
 
 
-def _children(node: ast.AST) -> list[ast.AST]:
-    """``ast.iter_child_nodes``, at a third of its cost."""
-    children: list[ast.AST] = []
+# What a field may hold that has no name in it and no statement.
+_LEAVES = {int, str, type(None), ast.Constant}
+for _base in (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop):
+    _LEAVES.update(_base.__subclasses__())
+
+
+def _children(node: ast.AST) -> list[Any]:
+    """``ast.iter_child_nodes`` without leaves, at a fraction of its cost."""
+    children: list[Any] = []
     for value in vars(node).values():
-        if type(value) is list:
-            children += [item for item in value if isinstance(item, ast.AST)]
-        elif isinstance(value, ast.AST):
+        kind = type(value)
+        if kind is list:
+            children += [item for item in value if type(item) not in _LEAVES]
+        elif kind not in _LEAVES:
             children.append(value)
     return children
 
@@ -362,15 +381,15 @@ class _Scope:
         stack = _inside(node)[::-1]
         while stack:
             node = stack.pop()
+            kind = type(node)
             self.own.append(node)
-            if isinstance(node, ast.Name):
+            if kind is ast.Name:
                 self.uses.setdefault(node.id, []).append(node)
                 if not isinstance(node.ctx, ast.Load):
                     self.bound.add(node.id)
                     if isinstance(node.ctx, ast.Del):
                         self.unbound.add(node.id)
                 continue
-            kind = type(node)
             if kind in _BINDERS:
                 for name in _BINDERS[kind](node):
                     self.uses.setdefault(name, []).append(node)
@@ -380,11 +399,11 @@ class _Scope:
             if kind in _SCOPES:
                 self.inner.append(_Scope(node))
                 stack += _at_definition(node)[::-1]
-            elif isinstance(node, ast.Global | ast.Nonlocal):
+            elif kind is ast.Global or kind is ast.Nonlocal:
                 for name in node.names:
                     self.uses.setdefault(name, []).append(node)
                     declared.add(name)
-            elif isinstance(node, ast.comprehension):  # its target is no local of the function
+            elif kind is ast.comprehension:  # its target is no local of the function
                 stack += [*node.ifs, node.iter]
             else:
                 stack += _children(node)[::-1]
@@ -421,7 +440,7 @@ class _Scope:
         guards = [
             node for node in self.find(ast.Try) if any(_lets_go(s, name) for s in node.finalbody)
         ]
-        mentions = self.mentions(name)
+        mentions = self.mentions(name) if guards else []
         return bool(mentions) and all(
             any(_is_within(node, [guard]) for guard in guards) for node in mentions
         )
@@ -488,15 +507,17 @@ def apply(node: ast.stmt, qualname: str, targets: Sequence[Target]) -> bool:
         Refused: a shape is not recognised.
     """
     changed = False
+    outermost = None
     for target in targets:
-        scope = _Scope(node)
+        scope = outermost = outermost or _Scope(node)
         for name in _steps(qualname, target.function):
             _require_plain(scope, f"{scope.name} around {target.function}")
             found = [inner for inner in scope.inner if inner.name == name]
             if len(found) != 1:
                 raise Refused(f"found {len(found)} functions {target.function}, expected 1")
             (scope,) = found
-        changed |= _apply_one(scope, target)
+        if _apply_one(scope, target):
+            changed, outermost = True, None
     return changed
 
 

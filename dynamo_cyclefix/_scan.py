@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
-import importlib.util
 import json
 import symtable
 import sys
@@ -26,10 +25,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-import dynamo_cyclefix
-from dynamo_cyclefix import _catalogue, _gate
+from dynamo_cyclefix import _activation, _catalogue, _gate, _installed
 from dynamo_cyclefix._catalogue import LOCALS, Catalogue
 from dynamo_cyclefix._errors import CatalogueError, PatchError, Refused
+from dynamo_cyclefix._installed import TorchNotFound
 
 RAISED_PARAMETER = "raised-parameter"
 RAISED_LOCAL = "raised-local"
@@ -852,33 +851,6 @@ class Verdict:
     reason: str = ""
 
 
-def torch_root() -> Path:
-    """Find the directory that holds the installed ``torch`` package, without importing it.
-
-    Raises:
-        ScanError: no torch is installed.
-    """
-    spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
-        raise ScanError("found no torch to scan: install torch, or name its source with --root")
-    return Path(spec.submodule_search_locations[0]).parent
-
-
-def torch_release(root: Path) -> str:
-    """Read the release from ``torch/version.py`` below `root`; ``unknown`` where it has none."""
-    try:
-        text = (root / "torch" / "version.py").read_text(encoding="utf-8")
-    except OSError:
-        return "unknown"
-    for node in ast.parse(text).body:
-        match node:
-            case ast.Assign(
-                targets=[ast.Name(id="__version__"), *_], value=ast.Constant(value=str(release))
-            ):
-                return release
-    return "unknown"
-
-
 def scan_package(
     root: Path,
     modules: Sequence[str] = PACKAGES,
@@ -980,18 +952,17 @@ def run(arguments: argparse.Namespace) -> int:
         0: nothing is open; 1: something is; 2: there was nothing to scan.
     """
     try:
-        root = arguments.root or torch_root()
-        active = dynamo_cyclefix._active
-        patcher = active.patcher() if active else None
+        root = arguments.root or _installed.find()
+        release = _installed.version(root)
+        patcher = _activation.patcher()
         patched, explained = catalogued(
-            _catalogue.load(), torch_release(root), patcher.enabled if patcher else ()
+            _catalogue.load(), release, patcher.enabled if patcher else ()
         )
         verdicts = scan_package(root, arguments.modules, patched=patched, explained=explained)
-    except (ScanError, CatalogueError, PatchError, Refused) as error:
-        print(f"scan: {error}", file=sys.stderr)
+    except (TorchNotFound, ScanError, CatalogueError, PatchError, Refused) as error:
+        print(f"dynamo-cyclefix scan: {error}", file=sys.stderr)
         return 2
     counts = Counter(verdict.verdict.split(" by ")[0] for verdict in verdicts)
-    release = torch_release(root)
     if arguments.json:
         print(json.dumps(_document(release, root, verdicts, counts), indent=2))
     else:

@@ -6,9 +6,7 @@ Reads a release's files and imports nothing of it: a wheel unpacked into a direc
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -18,9 +16,10 @@ from types import CodeType
 
 from packaging.version import Version
 
-from dynamo_cyclefix import _catalogue, _gate, _rewrite
+from dynamo_cyclefix import _catalogue, _gate, _installed, _rewrite
 from dynamo_cyclefix._catalogue import Catalogue, Target
 from dynamo_cyclefix._errors import CatalogueError, Refused
+from dynamo_cyclefix._installed import TorchNotFound
 from dynamo_cyclefix._patcher import source_hash
 
 SAME = "same source"
@@ -41,23 +40,9 @@ class Finding:
     hash: str = ""
 
 
-def read_version(root: Path) -> str:
-    """The version of the torch whose package directory is ``root/torch``.
-
-    Raises:
-        OSError: there is none.
-        ValueError: it does not tell its version.
-    """
-    text = (root / "torch" / "version.py").read_text(encoding="utf-8")
-    found = re.search(r"""^__version__ = ['"](.+)['"]""", text, re.MULTILINE)
-    if found is None:
-        raise ValueError(f"{root}/torch/version.py: found no __version__")
-    return found[1]
-
-
 def compare(root: Path, catalogue: Catalogue) -> Iterator[Finding]:
     """Compare every target function of the release under ``root`` with the catalogue."""
-    version = read_version(root)
+    version = _installed.version(root)
     groups: dict[tuple[str, str, str], list[Target]] = defaultdict(list)
     for patch, target in catalogue.targets():
         groups[patch.id, target.module, target.outermost].append(target)
@@ -71,7 +56,7 @@ def compare(root: Path, catalogue: Catalogue) -> Iterator[Finding]:
         try:
             source, code = _read(root, module, outermost)
             rewritten = _rewrite.rewrite(source, code, outermost, affected)
-            digest = source_hash(_rewrite.block(source, code.co_firstlineno))
+            digest = source_hash(rewritten.block)
         except Refused as error:
             yield Finding(patch_id, key, UNKNOWN, str(error))
             continue
@@ -133,17 +118,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a verdict for each function; fail if an affected one is not recognised."""
-    root = arguments.root
-    if root is None:
-        spec = importlib.util.find_spec("torch")
-        if spec is None or spec.origin is None:
-            print("dynamo-cyclefix sources: no torch is installed; use --root", file=sys.stderr)
-            return 2
-        root = Path(spec.origin).parent.parent
     try:
-        version = read_version(root)
+        root = arguments.root or _installed.find()
+        version = _installed.version(root)
         findings = list(compare(root, _catalogue.load()))
-    except (OSError, ValueError, CatalogueError, Refused) as error:
+    except (TorchNotFound, CatalogueError, Refused) as error:
         print(f"dynamo-cyclefix sources: {error}", file=sys.stderr)
         return 2
     if arguments.record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -10,12 +11,36 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from types import ModuleType
 
 import dynamo_cyclefix
-from dynamo_cyclefix import _catalogue, _patcher
-from dynamo_cyclefix._errors import CatalogueError, PatchError
+from dynamo_cyclefix import _catalogue, _gate, _patcher, _rewrite
+from dynamo_cyclefix._catalogue import Patch, Target
+from dynamo_cyclefix._errors import CatalogueError, PatchError, Refused
 from dynamo_cyclefix._finder import TargetFinder
-from dynamo_cyclefix._patcher import PatchStatus, State
+from dynamo_cyclefix._patcher import IN_PLACE, Patcher, State, source_of
+from dynamo_cyclefix._swap import decorators, live_function, overrides
+
+
+@dataclass(frozen=True)
+class TargetStatus:
+    """The state of one function, and why it is that."""
+
+    module: str
+    function: str
+    state: State
+    reason: str
+
+
+@dataclass(frozen=True)
+class PatchStatus:
+    """The state of a patch: that of its targets, taken together."""
+
+    id: str
+    title: str
+    state: State
+    reason: str
+    targets: tuple[TargetStatus, ...]
 
 
 @dataclass(frozen=True)
@@ -52,9 +77,10 @@ def status(finder: TargetFinder | None) -> Status:
             finder.catch_up()
             patcher = finder.patcher()
         else:
-            patcher = _patcher.Patcher(_catalogue.load(), ())
+            patcher = Patcher(_catalogue.load(), ())
         if patcher is not None:
-            patches = patcher.status()
+            with patcher.lock:
+                patches = tuple(_of_patch(patcher, p) for p in patcher.catalogue.patches.values())
     except (CatalogueError, PatchError) as failure:
         error = str(failure)
     if finder:
@@ -71,6 +97,69 @@ def status(finder: TargetFinder | None) -> Status:
         error=error,
         patches=patches,
     )
+
+
+def _of_patch(patcher: Patcher, patch: Patch) -> PatchStatus:
+    """The state of a patch, as it is at this moment."""
+    if patch.id not in patcher.enabled:
+        states = [(State.DISABLED, "switched off")] * len(patch.targets)
+    else:
+        states = [_of_target(patcher, target) for target in patch.targets]
+    # The worst news first; a target that is not loaded yet cannot do harm.
+    order = (
+        State.DISABLED,
+        State.REFUSED,
+        State.WRAPPED,
+        State.UNSEEN,
+        State.APPLIED,
+        State.PENDING,
+        State.FIXED,
+        State.UNAFFECTED,
+    )
+    state, reason = min(states, key=lambda found: order.index(found[0]))
+    targets = tuple(
+        TargetStatus(target.module, target.function, *found)
+        for target, found in zip(patch.targets, states, strict=True)
+    )
+    return PatchStatus(patch.id, patch.title, state, reason, targets)
+
+
+def _of_target(patcher: Patcher, target: Target) -> tuple[State, str]:
+    state, reason = patcher.states.get(target) or _unprepared(target)
+    module = sys.modules.get(target.module)
+    if state is State.UNAFFECTED and module is not None and _is_fixed(module, target):
+        return State.FIXED, reason
+    if state in IN_PLACE:
+        try:
+            if module is None:
+                raise Refused(f"{target.module} was removed from sys.modules")
+            if not patcher.runs_replacement(live_function(module, target.outermost)):
+                raise Refused("its code was exchanged")
+        except Refused as error:
+            return State.REFUSED, f"applied, but replaced since by another program: {error}"
+        reasons = [reason, *overrides(module, target.function)]
+        if state is not State.WRAPPED:  # where the wrapper around it is our own
+            reasons += decorators(module, target.outermost)
+        reason = "; ".join(filter(None, reasons))
+    return state, reason
+
+
+def _unprepared(target: Target) -> tuple[State, str]:
+    if "torch" in sys.modules and target.module not in sys.modules:
+        version = _patcher.torch_version()
+        with contextlib.suppress(Refused):
+            if not _gate.is_affected(version, target.affected):
+                return State.UNAFFECTED, f"torch {version} is not in {target.affected}"
+    return State.PENDING, f"{target.module} is not imported yet"
+
+
+def _is_fixed(module: ModuleType, target: Target) -> bool:
+    """Of a version outside the affected ones, tell whether that is because it has the fix."""
+    try:
+        function = live_function(module, target.outermost)
+        return _rewrite.is_fixed(source_of(module), function.__code__, target)
+    except Refused:
+        return False
 
 
 def load_torch() -> str | None:

@@ -6,7 +6,6 @@ import functools
 import gc
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -14,29 +13,39 @@ from dynamo_cyclefix._catalogue import Target
 from dynamo_cyclefix._errors import Refused
 
 
-@dataclass(eq=False)
 class Swap:
     """One outermost function, the code it had and the code it gets.
 
-    ``nested`` pairs the code objects of the nested targets: closures made earlier hold the old one.
+    Args:
+        targets: the targets in it.
+        function: the function.
+        replacement: its new code.
+        nested: the old and new code of each nested target: closures made earlier hold the old one.
     """
 
-    targets: Sequence[Target]
-    function: FunctionType
-    original: CodeType
-    replacement: CodeType
-    nested: list[tuple[CodeType, CodeType]]
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        function: FunctionType,
+        replacement: CodeType,
+        nested: Sequence[tuple[CodeType, CodeType]],
+    ) -> None:
+        self.targets = targets
+        self.function = function
+        self.original = function.__code__
+        self.replacement = replacement
+        self._nested = nested
 
     def put(self) -> None:
         """Make the function, and every closure made from it, run the replacement."""
         self.function.__code__ = self.replacement
-        _exchange(self.nested, self.function.__globals__)
+        _exchange(self._nested, self.function.__globals__)
 
     def take_back(self) -> None:
         """Undo ``put``, as far as it came; leave a function that somebody else changed since."""
         if self.function.__code__ is self.replacement:
             self.function.__code__ = self.original
-        _exchange([(new, old) for old, new in self.nested], self.function.__globals__)
+        _exchange([(new, old) for old, new in self._nested], self.function.__globals__)
 
     @property
     def is_in_place(self) -> bool:

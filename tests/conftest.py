@@ -16,6 +16,44 @@ from dynamo_cyclefix import _verify
 
 ROOT = Path(__file__).parent.parent
 
+# For programs that child interpreters run: whether a frame dies with its call.
+RELEASED = """
+import gc
+import weakref
+
+import torch
+
+
+class Held:
+    pass
+
+
+def helper(x):
+    raise KeyError("missing")
+
+
+def released():
+    refs = []
+
+    def user():
+        held = Held()
+        refs.append(weakref.ref(held))
+        try:
+            torch.compile(lambda x: helper(x), backend="eager")(torch.ones(1))
+        except KeyError:
+            pass
+        else:
+            raise AssertionError("no KeyError")
+
+    gc.collect()
+    gc.disable()
+    try:
+        user()
+        return refs[0]() is None
+    finally:
+        gc.enable()
+"""
+
 
 @dataclass(frozen=True)
 class Finished:

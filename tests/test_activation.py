@@ -20,54 +20,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import RELEASED, ROOT
 
-ROOT = Path(__file__).parent.parent
 PTH = "dynamo_cyclefix_autostart.pth"
 
 # What a process says of itself.  It asks for the package without importing it, so that whatever
 # activates does so by itself.
-PROBE = """
-import gc
+PROBE = f"""
 import os
 import sys
-import weakref
 
-import torch
-
-
-class Held:
-    pass
-
-
-def helper(x):
-    raise KeyError("missing")
-
-
-def released():
-    refs = []
-
-    def user():
-        held = Held()
-        refs.append(weakref.ref(held))
-        try:
-            torch.compile(lambda x: helper(x), backend="eager")(torch.ones(1))
-        except KeyError:
-            pass
-
-    gc.collect()
-    gc.disable()
-    try:
-        user()
-        return refs[0]() is None
-    finally:
-        gc.enable()
-
+{RELEASED}
 
 def told():
-    told = {"pid": os.getpid(), "released": released(), "way": None}
+    told = {{"pid": os.getpid(), "released": released(), "way": None}}
     if "dynamo_cyclefix" in sys.modules:
         status = sys.modules["dynamo_cyclefix"].status()
-        told |= {"way": status.way, "since": status.since, "error": status.error}
+        told |= {{"way": status.way, "since": status.since, "error": status.error}}
         told["applied"] = [p.id for p in status.patches if p.state.value.startswith("applied")]
     return told
 """
@@ -383,11 +352,11 @@ def test_autostart_says_what_it_writes_and_leaves_no_trace(venv: Venv) -> None:
     assert snapshot(venv.site) == before
 
 
-def test_autostart_costs_a_bare_interpreter_two_modules(venv: Venv) -> None:
+def test_autostart_costs_a_bare_interpreter_one_module(venv: Venv) -> None:
     program = "import sys; print(*sorted(sys.modules))"
     before = venv.run("-c", program).stdout.split()
     venv.cli("autostart", "enable")
-    ours = {"dynamo_cyclefix", "dynamo_cyclefix._finder"}
+    ours = {"dynamo_cyclefix"}
     assert set(venv.run("-c", program).stdout.split()) - set(before) == ours
 
 
@@ -457,30 +426,31 @@ def test_a_directory_that_may_not_be_written(venv: Venv) -> None:
         venv.site.chmod(0o755)
 
 
-def test_a_start_survives_an_uninstalled_package(venv: Venv) -> None:
+def test_a_start_survives_an_uninstalled_package_and_says_so(venv: Venv) -> None:
     venv.cli("autostart", "enable")
     shutil.rmtree(venv.site / "dynamo_cyclefix")
+    # An editable install of the running interpreter has a directory of that name there.
+    (venv.site / "_torch.pth").unlink()
     finished = venv.run("-c", "print('up')")
-    assert (finished.stdout, finished.stderr) == ("up\n", "")
-    asked = venv.run("-c", "print('up')", env={"DYNAMO_CYCLEFIX_REPORT": "1"})
-    assert asked.stdout == "up\n"
-    # `site` reads a virtual environment's .pth files twice.
-    assert set(asked.stderr.splitlines()) == {
-        "dynamo-cyclefix: autostart is enabled but the package is not installed"
-    }
+    assert finished.stdout == "up\n"
+    assert f"line 2 of {venv.site / PTH}" in finished.stderr
+    assert "No module named 'dynamo_cyclefix'" in finished.stderr
 
 
+@pytest.mark.parametrize("mode", ["on", "strict"])
 @pytest.mark.parametrize("way", ["autostart", "sitecustomize"])
-def test_a_start_survives_a_damaged_package_and_says_so(venv: Venv, way: str) -> None:
+def test_torch_survives_a_damaged_package_and_says_so(venv: Venv, way: str, mode: str) -> None:
     env = {}
     if way == "autostart":
         venv.cli("autostart", "enable")
     else:
         env["PYTHONPATH"] = venv.cli("sitecustomize-dir").stdout.strip()
     (venv.site / "dynamo_cyclefix" / "_finder.py").unlink()
-    finished = venv.run("-c", "print('up')", env=env)
-    assert finished.stdout == "up\n"
-    assert "dynamo_cyclefix._finder" in finished.stderr
+    program = "import torch, sys; torch.compile(lambda x: x, backend='eager')(torch.ones(1))"
+    finished = venv.run("-c", program, env=env | {"DYNAMO_CYCLEFIX": mode}, code=mode == "strict")
+    assert "the installation is damaged" in finished.stderr
+    assert ("RuntimeError" in finished.stderr) is (mode == "strict")
+    assert finished.stderr.count("no patch is applied") == 1
 
 
 # Interpreter options
@@ -717,7 +687,8 @@ def test_require_applied_asks_a_new_interpreter(venv: Venv) -> None:
     status = json.loads(venv.cli("status", "--require", "applied", "--json").stdout)
     assert status["way"] == "autostart"
     states = {patch["state"] for patch in status["patches"]}
-    assert states == {"applied", "not affected"}  # the latter: a patch for torch 2.7 alone
+    # Not every patch is for this release.
+    assert "applied" in states <= {"applied", "fixed upstream", "not affected"}
 
     off = {"DYNAMO_CYCLEFIX": "off"}
     finished = venv.cli("status", "--require", "applied", code=1, env=off)

@@ -1,6 +1,5 @@
 """The patch catalogue: what ships, what a malformed file is told, and that each build has it."""
 
-import dataclasses
 import importlib.util
 import subprocess
 import sys
@@ -82,9 +81,9 @@ def test_a_good_file(tmp_path: Path) -> None:
     assert (target.helpers, target.closures) == ((), ())
     assert target.affected.contains("2.14.1")
     assert not target.affected.contains("2.15.0")
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         patch.id = "other"  # type: ignore[misc]
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         target.names = ()  # type: ignore[misc]
 
 

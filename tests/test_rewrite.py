@@ -709,9 +709,12 @@ CODE_ATTRIBUTES = (
 
 @EVERY
 def test_a_second_time_changes_nothing(sample: Sample) -> None:
-    rewritten = sample.rewrite(sample.live(sample.load()).__code__)
+    code = sample.live(sample.load()).__code__
+    rewritten = sample.rewrite(code)
     assert not rewritten.is_fixed
-    assert not _rewrite.apply(rewritten.tree, sample.target.outermost, [sample.target])
+    _, _, node = _rewrite._function_unit(sample.text, code, sample.target.outermost)
+    assert _rewrite.apply(node, sample.target.outermost, [sample.target])
+    assert not _rewrite.apply(node, sample.target.outermost, [sample.target])
     # What runs is not what the source says any more.
     with pytest.raises(Refused, match="the source on disk is not what runs"):
         sample.rewrite(rewritten.replacement)
@@ -719,9 +722,9 @@ def test_a_second_time_changes_nothing(sample: Sample) -> None:
 
 @EVERY
 def test_a_source_that_releases_is_left_alone(sample: Sample) -> None:
-    node = sample.rewrite(sample.live(sample.load()).__code__).tree
+    code = sample.live(sample.load()).__code__
+    _, text = _rewrite.unparsed(sample.text, code, sample.target.outermost, [sample.target])
     *classes, _ = sample.target.outermost.split(".")
-    text = ast.unparse(node)
     for name in reversed(classes):
         text = f"class {name}:\n{textwrap.indent(text, '    ')}"
     text = f"from __future__ import annotations\ndef decorate(*_): return lambda f: f\n{text}\n"
@@ -755,6 +758,7 @@ def test_both_units_give_the_same_code(sample: Sample, monkeypatch: pytest.Monke
     assert _rewrite.differs(quick.original, code) is None
     assert _rewrite.differs(quick.original, slow.original) is None
     assert _rewrite.differs(quick.replacement, slow.replacement) is None
+    assert quick.block == slow.block
 
 
 def test_imports_matter_to_the_quick_unit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1204,7 +1208,7 @@ def test_is_fixed(body: str, fixed: bool) -> None:
 def test_is_fixed_of_another_source_is_refused(source: str, function: str, reason: str) -> None:
     sample = Sample("def handle(error):\n    raise error\n")
     code = sample.live(sample.load()).__code__
-    target = dataclasses.replace(sample.target, function=function)
+    target = sample.target._replace(function=function)
     with pytest.raises(Refused, match=reason):
         _rewrite.is_fixed(source, code, target)
 
@@ -1261,7 +1265,7 @@ def test_nested() -> None:
 @EVERY
 def test_block_is_the_function_as_it_is_written(sample: Sample) -> None:
     function = sample.live(sample.load())
-    block = _rewrite.block(sample.text, function.__code__.co_firstlineno)
+    block = sample.rewrite(function.__code__).block
     lines = sample.text.split("\n")
     start = function.__code__.co_firstlineno - 1
     count = block.count("\n")
@@ -1282,9 +1286,9 @@ def test_block_is_the_function_as_it_is_written(sample: Sample) -> None:
         *(("def f(\n", 1), ("@decorate\n", 1), ("@decorate\nx = 1\n", 1), ("def f():\n", 1)),
     ],
 )
-def test_block_of_no_function(source: str, line: int) -> None:
+def test_no_function_at_the_line(source: str, line: int) -> None:
     with pytest.raises(Refused, match=f"function begins at line {line} of the source"):
-        _rewrite.block(source, line)
+        _rewrite._parsed(source, line)
 
 
 def test_an_exception_among_its_own_args() -> None:
@@ -1322,5 +1326,5 @@ def test_an_exception_among_its_own_args() -> None:
         assert kind(3).args == ("3 is not supported",)
     finally:
         gc.enable()
-    fixed = ast.unparse(rewritten.tree)
+    _, fixed = _rewrite.unparsed(source, code, target.outermost, [target])
     assert "super().__init__(f'{value} is not supported')" in fixed

@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 from conftest import run_child
 
-from dynamo_cyclefix import _catalogue, _scan
+from dynamo_cyclefix import _catalogue, _installed, _scan
 from dynamo_cyclefix._scan import Finding, scan_source
 
 # Each example runs: `entry` is called, and may raise. The scan must list exactly the names given,
@@ -816,7 +816,7 @@ def scan(*arguments: str, **known: Any) -> int:
 
 @pytest.fixture(scope="module")
 def release() -> str:
-    return _scan.torch_release(_scan.torch_root()).partition("+")[0]
+    return _installed.version(_installed.find()).partition("+")[0]
 
 
 def test_lists_every_known_site(release: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -834,7 +834,7 @@ def test_torch_is_not_imported() -> None:
     finished = run_child(
         """
         import argparse, sys
-        from dynamo_cyclefix import _catalogue, _scan
+        from dynamo_cyclefix import _catalogue, _installed, _scan
         parser = argparse.ArgumentParser()
         _scan.add_arguments(parser)
         code = _scan.run(parser.parse_args(["torch.fx.node"]))
@@ -848,7 +848,7 @@ def test_torch_is_not_imported() -> None:
 def test_no_torch(capsys: pytest.CaptureFixture[str]) -> None:
     with mock.patch("importlib.util.find_spec", return_value=None):
         assert scan() == 2
-    assert capsys.readouterr().err.startswith("scan: found no torch to scan: ")
+    assert capsys.readouterr().err.startswith("dynamo-cyclefix scan: found no torch: ")
 
 
 @pytest.fixture
@@ -899,7 +899,8 @@ def test_unknown_module(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert scan("--root", str(tree), "torch.fx", "torch.nope") == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == (f"scan: found no module torch.nope below {tree}: give a dotted name of torch\n")
+    found = f"found no module torch.nope below {tree}: give a dotted name of torch"
+    assert err == f"dynamo-cyclefix scan: {found}\n"
 
 
 def test_unreadable_source(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -907,13 +908,13 @@ def test_unreadable_source(tree: Path, capsys: pytest.CaptureFixture[str]) -> No
     broken.write_text("def (:\n", encoding="utf-8")
     assert scan("--root", str(tree), "fx") == 2
     err = capsys.readouterr().err
-    assert err.startswith(f"scan: could not read {broken}: ")
+    assert err.startswith(f"dynamo-cyclefix scan: could not read {broken}: ")
     assert err.count("\n") == 1
 
 
 def test_the_catalogue_leaves_nothing_open_on_the_installed_torch() -> None:
-    root = _scan.torch_root()
+    root = _installed.find()
     catalogue = _catalogue.load()
-    patched, explained = _scan.catalogued(catalogue, _scan.torch_release(root), catalogue.patches)
+    patched, explained = _scan.catalogued(catalogue, _installed.version(root), catalogue.patches)
     verdicts = _scan.scan_package(root, patched=patched, explained=explained)
     assert [v.finding.key for v in verdicts if v.verdict == "open"] == []

@@ -17,7 +17,8 @@ def _activate(copy):  # type: (str) -> None
         import dynamo_cyclefix
     finally:
         sys.path.remove(copy)
-    dynamo_cyclefix._activated_by(os.environ.get("DYNAMO_CYCLEFIX_WAY") or "sitecustomize")
+    if dynamo_cyclefix._active is not None:
+        dynamo_cyclefix._active.way = os.environ.get("DYNAMO_CYCLEFIX_WAY") or "sitecustomize"
 
 
 def _run_shadowed(here):  # type: (str) -> None

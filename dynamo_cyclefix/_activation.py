@@ -1,0 +1,112 @@
+"""What the package offers: to activate, to deactivate, and to tell what became of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import dynamo_cyclefix
+from dynamo_cyclefix import Waiting
+from dynamo_cyclefix._errors import CatalogueError, PatchError
+from dynamo_cyclefix._finder import retire_others, wake
+
+if TYPE_CHECKING:
+    from dynamo_cyclefix._patcher import Patcher
+    from dynamo_cyclefix._status import Status
+
+__all__ = ["CatalogueError", "PatchError", "activate", "deactivate", "status"]
+
+log = logging.getLogger("dynamo_cyclefix")
+# Activation and deactivation come one at a time, whatever threads ask for them.
+_lock = threading.RLock()
+
+
+def activate(
+    *,
+    strict: bool | None = None,
+    patches: str | None = None,
+    accept_unseen: bool | None = None,
+    way: str = "activate()",
+) -> None:
+    """Patch torch: at once what is imported already, the rest when it is imported.
+
+    Does nothing, and says so in the log, where ``DYNAMO_CYCLEFIX=off``: that is the operator's
+    switch.  Called again, it starts anew with the options given.
+
+    Args:
+        strict: raise where an affected torch cannot be patched; by default whether
+            ``DYNAMO_CYCLEFIX=strict``.
+        patches: the ids of the patches to apply, separated by commas, or, each with a ``-`` before
+            it, of those not to apply; by default ``DYNAMO_CYCLEFIX_PATCHES``; all if that is empty.
+        accept_unseen: whether strict mode accepts a source that no known release has, if it passes
+            every structural check; by default whether ``DYNAMO_CYCLEFIX_UNSEEN=accept``.
+        way: what activates, for :func:`status`.
+
+    Raises:
+        PatchError: in strict mode, if torch is imported already and could not be patched.  Nothing
+            is active then.
+    """
+    mode = _mode()
+    if mode == "off":
+        log.info("not activated: DYNAMO_CYCLEFIX=off")
+        return
+    with _lock:
+        deactivate()
+        finder = Waiting(
+            way,
+            mode == "strict" if strict is None else strict,
+            os.environ.get("DYNAMO_CYCLEFIX_PATCHES", "") if patches is None else patches,
+            os.environ.get("DYNAMO_CYCLEFIX_UNSEEN") == "accept"
+            if accept_unseen is None
+            else accept_unseen,
+        )
+        dynamo_cyclefix._active = finder
+        sys.meta_path.insert(0, finder)
+        if "torch" in sys.modules:
+            try:
+                wake(finder).catch_up()
+            except RuntimeError:
+                deactivate()
+                raise
+
+
+def deactivate() -> None:
+    """Give every patched function its original code object again, and stop waiting for others."""
+    with _lock:
+        active, dynamo_cyclefix._active = dynamo_cyclefix._active, None
+        retire_others()
+        if active is not None:
+            # Another program may have removed it from `sys.meta_path`.
+            wake(active).take_back()
+
+
+def status() -> Status:
+    """Tell what is patched in this process, and why the rest is not.
+
+    Imports neither torch nor any part of it: a patch whose modules are not imported is "pending".
+    """
+    from dynamo_cyclefix import _status
+
+    active = dynamo_cyclefix._active
+    return _status.status(wake(active) if active else None)
+
+
+def patcher() -> Patcher | None:
+    """What applies the patches in this process; ``None`` where nothing is active.
+
+    Raises:
+        PatchError: in strict mode, if it cannot be made.
+    """
+    active = dynamo_cyclefix._active
+    return wake(active).patcher() if active else None
+
+
+def _mode() -> str:
+    mode = os.environ.get("DYNAMO_CYCLEFIX", "").strip().lower() or "on"
+    if mode in ("off", "on", "strict"):
+        return mode
+    log.warning("DYNAMO_CYCLEFIX=%r is unknown, expected off, on or strict; it counts as on", mode)
+    return "on"

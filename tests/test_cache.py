@@ -1,0 +1,200 @@
+"""Rewritten code that is kept on disk: when it counts, when not, and that nothing depends on it."""
+
+import functools
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import run_child
+from test_rewrite import SAMPLES, Sample
+
+from dynamo_cyclefix import _cache, _rewrite
+from dynamo_cyclefix._errors import Refused
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the cache is kept."""
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(_cache, "_writer", functools.cache(_cache._writer.__wrapped__))
+    return tmp_path
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("dynamo_cyclefix.sample.*") if path.is_file()]
+
+
+def rewrite(sample: Sample) -> _rewrite.Rewrite:
+    """As at one start of an interpreter."""
+    cache = _cache.Cache("sample")
+    code = sample.live(sample.load()).__code__
+    found = cache.rewrite(sample.text, code, sample.target.outermost, [sample.target])
+    cache.save()
+    return found
+
+
+@pytest.fixture
+def derived(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the functions whose code was derived rather than found."""
+    names: list[str] = []
+    original = _rewrite.rewrite
+
+    def counting(*args: object) -> _rewrite.Rewrite:
+        names.append(str(args[2]))
+        return original(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_rewrite, "rewrite", counting)
+    return names
+
+
+# No file of torch's ends in the middle of a line; such a function would be derived every time.
+@pytest.mark.parametrize("name", [name for name in SAMPLES if SAMPLES[name].text[-1] == "\n"])
+def test_the_second_start_finds_what_the_first_derived(
+    name: str, folder: Path, derived: list[str]
+) -> None:
+    first, second = rewrite(SAMPLES[name]), rewrite(SAMPLES[name])
+    assert len(derived) == 1
+    assert len(files(folder)) == 1
+    assert _rewrite.differs(first.original, second.original) is None
+    assert _rewrite.differs(first.replacement, second.replacement) is None
+    assert (first.block, first.is_fixed) == (second.block, second.is_fixed) != ("", True)
+
+
+def test_a_function_that_is_fixed_is_found_as_such(derived: list[str]) -> None:
+    fixed = Sample("""
+        def handle(error):
+            try:
+                raise error
+            finally:
+                del error
+    """)
+    assert rewrite(fixed).is_fixed
+    assert rewrite(fixed).is_fixed
+    assert len(derived) == 1
+
+
+CHANGES = {
+    "a line above": lambda text: f"x = 1\n{text}",
+    "another body": lambda text: text.replace("raise error", "raise (error)"),
+    "a comment in it": lambda text: text.replace("raise error", "raise error  # again"),
+}
+PLAIN = Sample("def handle(error):\n    raise error\n")
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_source_is_derived_anew(change: str, derived: list[str]) -> None:
+    rewrite(PLAIN)
+    changed = Sample(CHANGES[change](PLAIN.text))
+    assert changed.text != PLAIN.text
+    found = rewrite(changed)
+    assert len(derived) == 2
+    assert found.block in changed.text
+    rewrite(changed)
+    assert len(derived) == 2
+
+
+def test_other_targets_are_derived_anew(derived: list[str]) -> None:
+    rewrite(PLAIN)
+    code = PLAIN.live(PLAIN.load()).__code__
+    target = PLAIN.target._replace(closures=("other",))
+    _cache.Cache("sample").rewrite(PLAIN.text, code, "handle", [target])
+    assert len(derived) == 2
+
+
+def test_code_that_is_not_of_the_source_is_refused_as_without_the_cache() -> None:
+    rewrite(PLAIN)
+    code = Sample(PLAIN.text.replace("raise error", "raise error from None")).load()["handle"]
+    with pytest.raises(Refused, match="the source on disk is not what runs"):
+        _cache.Cache("sample").rewrite(PLAIN.text, code.__code__, "handle", [PLAIN.target])
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "changed", "no file", "a directory", "writer"])
+def test_a_damaged_cache_is_made_anew(
+    damage: str, folder: Path, derived: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewrite(PLAIN)
+    (file,) = files(folder)
+    content = file.read_bytes()
+    if damage == "writer":  # another version of the rewrite
+        monkeypatch.setattr(_cache, "_writer", lambda: b"another")
+    elif damage == "changed":
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif damage == "cut":
+        file.write_bytes(content[:-10])
+    elif damage == "empty":
+        file.write_bytes(b"")
+    else:
+        file.unlink()
+        if damage == "a directory":
+            file.mkdir()
+    assert not rewrite(PLAIN).is_fixed
+    assert len(derived) == 2
+    rewrite(PLAIN)
+    assert len(derived) == (3 if damage == "a directory" else 2)
+    assert len(files(folder)) == (damage != "a directory")  # and nothing temporary
+
+
+@pytest.mark.parametrize("why", ["-B", "a file in the way", "no byte code", "no source"])
+def test_where_nothing_can_be_written(
+    why: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why == "-B":
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    elif why == "a file in the way":
+        monkeypatch.setattr(sys, "pycache_prefix", str(folder / "file"))
+        (folder / "file").write_text("here")
+    elif why == "no byte code":
+        monkeypatch.setattr(sys.implementation, "cache_tag", None)
+    else:
+        monkeypatch.setattr(_rewrite, "__file__", str(folder / "gone.py"))
+    before = files(folder)
+    assert not rewrite(PLAIN).is_fixed
+    assert files(folder) == before
+
+
+def test_it_is_kept_where_an_uninstallation_leaves_nothing_to_import() -> None:
+    path = Path(_cache._path("torch.fx")).relative_to(Path(sys.pycache_prefix or ""))
+    package = Path(_cache.__file__).parent
+    assert Path("/", path).parent == package.parent
+    assert path.name.startswith(f"{package.name}.torch.fx.{sys.implementation.cache_tag}")
+
+
+START = """
+import gc, json, os, sys, weakref
+from dynamo_cyclefix import _cache, _rewrite
+sys.dont_write_bytecode = False
+_cache._path = lambda module: os.path.join({folder!r}, module)
+derived, original = [], _rewrite.rewrite
+def rewrite(source, code, qualname, targets):
+    derived.append(qualname)
+    return original(source, code, qualname, targets)
+_rewrite.rewrite = rewrite
+import torch, torch._dynamo
+import dynamo_cyclefix
+
+class Held: pass
+def helper(mapping): return mapping["key"]
+def user():
+    held = Held()
+    try: torch.compile(lambda x, m: helper(m) + x, backend="eager")(torch.ones(1), {{}})
+    except KeyError: return weakref.ref(held)
+
+gc.disable()
+released = user()() is None
+states = {{patch.id: patch.state.value for patch in dynamo_cyclefix.status().patches}}
+print(json.dumps([len(derived), released, states]))
+"""
+
+
+def test_torch_runs_what_an_earlier_process_derived(folder: Path) -> None:
+    code = START.format(folder=str(folder))
+    first, second = (run_child(code).json for _ in range(2))
+    assert first[0] > 5
+    assert second == [0, *first[1:]]
+    # The control: without the patches the frame is pinned, where torch is affected at all.
+    off = run_child(code, DYNAMO_CYCLEFIX="off").json
+    if first[2]["observed-exceptions"] == "applied":
+        assert (off[1], first[1]) == (False, True)
+    assert not [name for name in os.listdir(folder) if not name.startswith("torch.")]
