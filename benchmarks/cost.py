@@ -165,7 +165,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="a tenth of the pairs")
     scale = 0.1 if parser.parse_args().quick else 1
     held = [
-        bare_start(int(400 * scale)),
+        bare_start(int(1500 * scale)),
         dynamo_import(max(2, int(30 * scale))),
         long_running(max(1, int(8 * scale)), 10),
     ]

@@ -85,3 +85,5 @@ elif _mode.strip().lower() != "off":
     activate(way=_way())
 if environ.get("DYNAMO_CYCLEFIX_REPORT") == "1":
     from dynamo_cyclefix import _report  # noqa: F401 - it writes when the process exits
+# What the finder can reach outlives all else in the process, and the interpreter's end gets longer.
+del environ
