@@ -166,7 +166,7 @@ def main():
     scale = 0.1 if parser.parse_args().quick else 1
     held = [
         bare_start(int(1500 * scale)),
-        dynamo_import(max(2, int(30 * scale))),
+        dynamo_import(max(2, int(60 * scale))),
         long_running(max(1, int(8 * scale)), 10),
     ]
     return 0 if all(held) else 1

@@ -5,6 +5,7 @@ Named tuples, since every import of torch pays for making these classes.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,12 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from dynamo_cyclefix import _store
 from dynamo_cyclefix._errors import CatalogueError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 if sys.version_info >= (3, 11):
     from importlib.resources.abc import Traversable
@@ -148,11 +145,8 @@ def load(folder: Traversable | None = None) -> Catalogue:
         raise CatalogueError(f"patches: cannot be read ({error}); reinstall the package") from error
     patches: dict[str, Patch] = {}
     explained: list[Explained] = []
-    for name, text in texts.items():
-        try:
-            table = _Table(name, tomllib.loads(text))
-        except tomllib.TOMLDecodeError as error:
-            raise CatalogueError(f"patches/{name}: found invalid TOML ({error})") from error
+    for name, content in _parsed(texts).items():
+        table = _Table(name, content)
         sites = table.tables("explained", required=False)
         for site in sites:
             explained.append(Explained(*(site.text(k) for k in Explained._fields)))
@@ -174,6 +168,33 @@ def load(folder: Traversable | None = None) -> Catalogue:
     catalogue = Catalogue(patches, known, tuple(explained))
     _check_owners(catalogue)
     return catalogue
+
+
+def _parsed(texts: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """The files' TOML, by file name; parsed only if they are not those of the last time."""
+    parsed: dict[str, dict[str, Any]]
+    seen, parsed = _store.read("patches") or (None, {})
+    if seen == texts:
+        return parsed
+    # Imported here: with the parsing, it costs a third of what a start costs us.
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    parsed = {}
+    for name, text in texts.items():
+        try:
+            parsed[name] = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise CatalogueError(f"patches/{name}: found invalid TOML ({error})") from error
+    _store.write("patches", (texts, parsed))
+    return parsed
+
+
+@functools.cache
+def _specifier(text: str) -> SpecifierSet:
+    return SpecifierSet(text)
 
 
 def _check_owners(catalogue: Catalogue) -> None:
@@ -258,7 +279,7 @@ class _Table:
             return default
         value = self.text(key)
         try:
-            return SpecifierSet(value)
+            return _specifier(value)
         except InvalidSpecifier:
             raise self._error(key, value, "a PEP 440 specifier such as '>=2.5,<2.15'") from None
 

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from conftest import run_child
 from test_rewrite import SAMPLES, Sample
 
-from dynamo_cyclefix import _cache, _rewrite
+from dynamo_cyclefix import _cache, _catalogue, _rewrite, _store
 from dynamo_cyclefix._errors import Refused
 
 
@@ -136,7 +137,7 @@ def test_a_damaged_cache_is_made_anew(
     assert len(files(folder)) == (damage != "a directory")  # and nothing temporary
 
 
-@pytest.mark.parametrize("why", ["-B", "a file in the way", "no byte code", "no source"])
+@pytest.mark.parametrize("why", ["-B", "a file in the way", "no byte code"])
 def test_where_nothing_can_be_written(
     why: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,27 +146,41 @@ def test_where_nothing_can_be_written(
     elif why == "a file in the way":
         monkeypatch.setattr(sys, "pycache_prefix", str(folder / "file"))
         (folder / "file").write_text("here")
-    elif why == "no byte code":
-        monkeypatch.setattr(sys.implementation, "cache_tag", None)
     else:
-        monkeypatch.setattr(_rewrite, "__file__", str(folder / "gone.py"))
+        monkeypatch.setattr(sys.implementation, "cache_tag", None)
     before = files(folder)
     assert not rewrite(PLAIN).is_fixed
     assert files(folder) == before
 
 
+def test_the_catalogue_is_parsed_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = _catalogue.load()
+    assert len(list(folder.rglob("dynamo_cyclefix.patches.*"))) == 1
+    monkeypatch.setitem(sys.modules, "tomllib" if sys.version_info >= (3, 11) else "tomli", None)
+    assert _catalogue.load() == first
+    # Another file, a changed one, a removed one: parsed again.
+    files = sorted(Path(str(_catalogue.directory())).glob("*.toml"))
+    for change in ("\n", None):
+        shutil.rmtree(folder / "patches", ignore_errors=True)
+        shutil.copytree(files[0].parent, folder / "patches")
+        changed = folder / "patches" / files[0].name
+        changed.write_text(changed.read_text() + change) if change else changed.unlink()
+        with pytest.raises(ImportError):
+            _catalogue.load(folder / "patches")
+
+
 def test_it_is_kept_where_an_uninstallation_leaves_nothing_to_import() -> None:
-    path = Path(_cache._path("torch.fx")).relative_to(Path(sys.pycache_prefix or ""))
-    package = Path(_cache.__file__).parent
+    path = Path(_store._path("torch.fx")).relative_to(Path(sys.pycache_prefix or ""))
+    package = Path(_store.__file__).parent
     assert Path("/", path).parent == package.parent
     assert path.name.startswith(f"{package.name}.torch.fx.{sys.implementation.cache_tag}")
 
 
 START = """
 import gc, json, os, sys, weakref
-from dynamo_cyclefix import _cache, _rewrite
+from dynamo_cyclefix import _rewrite, _store
 sys.dont_write_bytecode = False
-_cache._path = lambda module: os.path.join({folder!r}, module)
+_store._path = lambda name: os.path.join({folder!r}, name)
 derived, original = [], _rewrite.rewrite
 def rewrite(source, code, qualname, targets):
     derived.append(qualname)
@@ -197,4 +212,6 @@ def test_torch_runs_what_an_earlier_process_derived(folder: Path) -> None:
     off = run_child(code, DYNAMO_CYCLEFIX="off").json
     if first[2]["observed-exceptions"] == "applied":
         assert (off[1], first[1]) == (False, True)
-    assert not [name for name in os.listdir(folder) if not name.startswith("torch.")]
+    names = sorted(os.listdir(folder))
+    assert not [name for name in names if not name.startswith(("torch.", "patches"))]
+    assert not [name for name in names if name.rpartition(".")[2].isdigit()]  # nothing temporary

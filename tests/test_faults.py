@@ -22,9 +22,10 @@ from pathlib import Path
 os.environ["DYNAMO_CYCLEFIX"] = "off"
 import torch
 import dynamo_cyclefix
-from dynamo_cyclefix import _cache, _catalogue, _finder, _gate, _patcher, _rewrite, _status, _swap
+from dynamo_cyclefix import _cache, _catalogue, _finder, _gate, _patcher, _rewrite, _status
+from dynamo_cyclefix import _store, _swap
 
-_cache._path = lambda module: ""  # every step of the rewrite is to be taken
+_store._path = lambda name: ""  # every step is to be taken
 CATALOGUE = _catalogue.load()
 WARNINGS = []
 
@@ -274,9 +275,9 @@ STEPS = {
     "gate-later": "_gate, 'is_affected', nth=5",
     "find": "_patcher, 'live_function'",
     "source": "_patcher, 'source_of'",
-    "cache": "_cache, '_path'",
+    "cache": "_store, 'read'",
     "cache-later": "_cache.Cache, 'rewrite', nth=2",
-    "cache-save": "_cache.Cache, 'save'",
+    "cache-save": "_store, 'write'",
     "parse": "_rewrite, '_parsed'",
     "compile": "_rewrite, '_compiled'",
     "compile-replacement": "_rewrite, '_compiled', nth=2",

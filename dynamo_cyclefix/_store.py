@@ -1,0 +1,65 @@
+"""Small files that save work at the next start, kept where Python keeps byte code.
+
+Nothing depends on them: they may be missing, damaged, or impossible to write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import marshal
+import os
+import sys
+from typing import Any
+
+
+def read(name: str, made_by: bytes = b"") -> Any:
+    """What was kept under a name.
+
+    Args:
+        name: what :func:`write` was given.
+        made_by: what it depends on, besides the interpreter.
+
+    Returns:
+        ``None`` if nothing was, it is damaged, or something else has made it.
+    """
+    with contextlib.suppress(OSError):
+        with open(_path(name), "rb") as file:
+            digest, content = file.read(32), file.read()
+        if digest == _digest(content, made_by):
+            return marshal.loads(content)
+    return None
+
+
+def write(name: str, kept: Any, made_by: bytes = b"") -> None:
+    """Keep what ``marshal`` can write, if byte code may be written."""
+    path = _path(name)
+    if not path or sys.dont_write_bytecode:
+        return
+    # Another process may be about to read it, or to write the same.
+    temporary = f"{path}.{os.getpid()}"
+    with contextlib.suppress(OSError, ValueError):
+        content = marshal.dumps(kept)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        try:
+            with open(temporary, "wb") as file:
+                file.write(_digest(content, made_by) + content)
+            os.replace(temporary, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+
+def _path(name: str) -> str:
+    # As for a module beside the package: what an uninstallation leaves in the package's directory
+    # could still be imported, as an empty namespace package.
+    beside = f"{os.path.dirname(os.path.abspath(__file__))}.{name}.py"
+    try:
+        return importlib.util.cache_from_source(beside).removesuffix("pyc") + "kept"
+    except NotImplementedError:  # an interpreter that keeps no byte code
+        return ""
+
+
+def _digest(content: bytes, made_by: bytes) -> bytes:
+    return hashlib.sha256(importlib.util.MAGIC_NUMBER + made_by + content).digest()
