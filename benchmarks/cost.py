@@ -167,7 +167,7 @@ def main():
     held = [
         bare_start(int(1500 * scale)),
         dynamo_import(max(2, int(60 * scale))),
-        long_running(max(1, int(8 * scale)), 10),
+        long_running(max(1, int(16 * scale)), 5),
     ]
     return 0 if all(held) else 1
 
