@@ -38,7 +38,7 @@ class Waiting:
         if name.startswith("torch.") and not self.error:
             try:
                 from dynamo_cyclefix._finder import find_spec
-            except ImportError as error:
+            except Exception as error:
                 self.error = f"the installation is damaged: {error}"
                 import logging
 

@@ -38,8 +38,9 @@ def wake(waiting: Waiting) -> TargetFinder:
     """
     with _waking:
         if not isinstance(waiting, TargetFinder):
+            # In this order: another thread may have it in hand.
+            TargetFinder._prepare(waiting)  # type: ignore[arg-type]
             waiting.__class__ = TargetFinder
-            waiting._prepare()  # type: ignore[attr-defined]
             retire_others(waiting)
     return waiting  # type: ignore[return-value]
 

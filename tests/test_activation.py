@@ -439,13 +439,20 @@ def test_a_start_survives_an_uninstalled_package_and_says_so(venv: Venv) -> None
 
 @pytest.mark.parametrize("mode", ["on", "strict"])
 @pytest.mark.parametrize("way", ["autostart", "sitecustomize"])
-def test_torch_survives_a_damaged_package_and_says_so(venv: Venv, way: str, mode: str) -> None:
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_torch_survives_a_damaged_package_and_says_so(
+    venv: Venv, damage: str, way: str, mode: str
+) -> None:
     env = {}
     if way == "autostart":
         venv.cli("autostart", "enable")
     else:
         env["PYTHONPATH"] = venv.cli("sitecustomize-dir").stdout.strip()
-    (venv.site / "dynamo_cyclefix" / "_finder.py").unlink()
+    finder = venv.site / "dynamo_cyclefix" / "_finder.py"
+    if damage == "missing":
+        finder.unlink()
+    else:
+        finder.write_text(finder.read_text()[:1500] + "(")
     program = "import torch, sys; torch.compile(lambda x: x, backend='eager')(torch.ones(1))"
     finished = venv.run("-c", program, env=env | {"DYNAMO_CYCLEFIX": mode}, code=mode == "strict")
     assert "the installation is damaged" in finished.stderr
