@@ -119,13 +119,15 @@ def operator_warning_as_error() -> object:
         return compiled(lambda x: ops.warning(x) * 2)(torch.ones(3))
 
 
-def lookup(name: str) -> float:
-    raise KeyError(name)
+# Each with a helper of its own: Dynamo keeps what it learnt with a function's code.
 
 
 @scenario("observed-exceptions")
 def in_a_coroutine() -> object:
     """An exception leaves a compiled call inside an asyncio task, which hands it on."""
+
+    def lookup(name: str) -> float:
+        raise KeyError(name)
 
     async def serve() -> torch.Tensor:
         return compiled(lambda x: x * lookup("gelu"))(torch.ones(3))
@@ -141,6 +143,9 @@ def in_a_coroutine() -> object:
 def in_a_generator() -> object:
     """An exception leaves a compiled call inside a generator of the user's."""
 
+    def lookup(name: str) -> float:
+        raise KeyError(name)
+
     def batches() -> Any:
         yield compiled(lambda x: x * lookup("gelu"))(torch.ones(3))
 
@@ -150,6 +155,9 @@ def in_a_generator() -> object:
 @scenario("observed-exceptions")
 def in_a_thread() -> object:
     """An exception leaves a compiled call in a worker thread and is raised by the future."""
+
+    def lookup(name: str) -> float:
+        raise KeyError(name)
 
     def serve() -> torch.Tensor:
         return compiled(lambda x: x * lookup("gelu"))(torch.ones(3))
