@@ -5,6 +5,7 @@ that import, so it reads this one file: the rest is loaded when torch is, or whe
 """
 
 import sys
+from _thread import get_ident
 from os import environ
 from time import time
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
     from dynamo_cyclefix._activation import activate, deactivate, status
     from dynamo_cyclefix._errors import CatalogueError, PatchError
@@ -22,7 +24,10 @@ __version__ = "0.1.0"
 
 
 class Waiting:
-    """The meta-path finder until a submodule of torch is looked for; see ``_finder``."""
+    """The meta-path finder; once a submodule of torch is imported, it becomes a ``TargetFinder``.
+
+    Finds nothing by itself: gives the spec that the other finders find a patching loader.
+    """
 
     def __init__(self, way: str, strict: bool, patches: str, accept_unseen: bool) -> None:
         self.way = way
@@ -31,23 +36,91 @@ class Waiting:
         self.patches = patches
         self.accept_unseen = accept_unseen
         self.error = ""
+        self._asked: set[tuple[str, int]] = set()
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        if name.startswith("torch.") and not self.error:
-            try:
-                from dynamo_cyclefix._finder import find_spec
-            except Exception as error:
-                self.error = f"the installation is damaged: {error}"
-                import logging
+        # CPython calls this under its global import lock: to import here, or to wait for a lock,
+        # could wait for a thread that waits for that one.
+        question = name, get_ident()
+        # Another program's finder may ask every finder in turn, us too, on our own question.
+        if not name.startswith("torch.") or question in self._asked or not self.wants(name):
+            return None
+        self._asked.add(question)
+        try:
+            spec = self._ask_others(name, path, target)
+        except Exception:
+            # The import system asks them next, and the importing code gets their answer.
+            return None
+        finally:
+            self._asked.discard(question)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = PatchingLoader(spec.loader, self)  # type: ignore[assignment]
+        return spec
 
-                logging.getLogger(__name__).warning("no patch is applied: %s", self.error)
-                if self.strict:
-                    raise RuntimeError(self.error) from error
-            else:
-                return find_spec(self, name, path, target)
+    def wants(self, name: str) -> bool:
+        """Whether something is to be done when this submodule of torch is imported."""
+        return not self.error
+
+    def _ask_others(
+        self, name: str, path: "Sequence[str] | None", target: "ModuleType | None"
+    ) -> "ModuleSpec | None":
+        finders = list(sys.meta_path)
+        # Those before us have said no already.
+        others = finders[finders.index(self) + 1 :] if self in finders else finders
+        for finder in others:
+            find_spec = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find_spec and find_spec(name, path, target)
+            if spec is not None:
+                return spec
         return None
+
+    def wake(self) -> None:
+        """Before a module is executed: load what patches."""
+        if getattr(sys.modules.get(__name__), "_active", None) is not self:
+            return  # deactivated, or of a copy of the package that another one has replaced
+        try:
+            from dynamo_cyclefix._finder import wake
+
+            wake(self)
+        except Exception as error:
+            self.error = f"the installation is damaged: {type(error).__name__}: {error}"
+            import logging
+
+            logging.getLogger(__name__).warning("no patch is applied: %s", self.error)
+            if self.strict:
+                from dynamo_cyclefix._errors import PatchError
+
+                raise PatchError(self.error) from error
+        else:
+            self.wake()  # what it is now
+
+    def catch_up(self, executed: "ModuleType | None" = None) -> None:
+        """After a module was executed: patch it."""
+
+
+class PatchingLoader:
+    """Executes a module with its own loader, then has it patched."""
+
+    def __init__(self, loader: "Any", finder: Waiting) -> None:
+        self._loader = loader
+        self._finder = finder
+
+    def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
+        return self._loader.create_module(spec)  # type: ignore[no-any-return]
+
+    def exec_module(self, module: "ModuleType") -> None:
+        # The module, and whoever asks it for its source or resources, sees its own loader.
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._finder.wake()
+        self._loader.exec_module(module)
+        self._finder.catch_up(module)
+
+    def __getattr__(self, name: str) -> "Any":
+        return getattr(self._loader, name)
 
 
 _active: "Waiting | None" = None
@@ -59,6 +132,10 @@ def _way() -> str:
     while frame and frame.f_code.co_name != "addpackage":
         frame = frame.f_back
     return "autostart" if frame else "import"
+
+
+def __dir__() -> "list[str]":
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> object:

@@ -8,10 +8,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-import dynamo_cyclefix
-from dynamo_cyclefix import Waiting
 from dynamo_cyclefix._errors import CatalogueError, PatchError
-from dynamo_cyclefix._finder import retire_others, wake
+from dynamo_cyclefix._finder import TargetFinder, retire_others, wake
 
 if TYPE_CHECKING:
     from dynamo_cyclefix._patcher import Patcher
@@ -49,13 +47,15 @@ def activate(
         PatchError: in strict mode, if torch is imported already and could not be patched.  Nothing
             is active then.
     """
+    import dynamo_cyclefix  # by its name: the package may have been imported anew
+
     mode = _mode()
     if mode == "off":
         log.info("not activated: DYNAMO_CYCLEFIX=off")
         return
     with _lock:
         deactivate()
-        finder = Waiting(
+        finder = dynamo_cyclefix.Waiting(
             way,
             mode == "strict" if strict is None else strict,
             os.environ.get("DYNAMO_CYCLEFIX_PATCHES", "") if patches is None else patches,
@@ -75,12 +75,14 @@ def activate(
 
 def deactivate() -> None:
     """Give every patched function its original code object again, and stop waiting for others."""
+    import dynamo_cyclefix
+
     with _lock:
         active, dynamo_cyclefix._active = dynamo_cyclefix._active, None
         retire_others()
-        if active is not None:
-            # Another program may have removed it from `sys.meta_path`.
-            wake(active).take_back()
+        # Another program may have removed it from `sys.meta_path`.
+        if isinstance(active, TargetFinder):
+            active.take_back()
 
 
 def status() -> Status:
@@ -88,6 +90,7 @@ def status() -> Status:
 
     Imports neither torch nor any part of it: a patch whose modules are not imported is "pending".
     """
+    import dynamo_cyclefix
     from dynamo_cyclefix import _status
 
     active = dynamo_cyclefix._active
@@ -100,6 +103,8 @@ def patcher() -> Patcher | None:
     Raises:
         PatchError: in strict mode, if it cannot be made.
     """
+    import dynamo_cyclefix
+
     active = dynamo_cyclefix._active
     return wake(active).patcher() if active else None
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from dynamo_cyclefix import _store
+from dynamo_cyclefix import __version__, _store
 from dynamo_cyclefix._errors import CatalogueError
 
 if sys.version_info >= (3, 11):
@@ -173,7 +173,7 @@ def load(folder: Traversable | None = None) -> Catalogue:
 def _parsed(texts: dict[str, str]) -> dict[str, dict[str, Any]]:
     """The files' TOML, by file name; parsed only if they are not those of the last time."""
     parsed: dict[str, dict[str, Any]]
-    seen, parsed = _store.read("patches") or (None, {})
+    seen, parsed = _store.read("patches", __version__.encode()) or (None, {})
     if seen == texts:
         return parsed
     # Imported here: with the parsing, it costs a third of what a start costs us.
@@ -188,7 +188,7 @@ def _parsed(texts: dict[str, str]) -> dict[str, dict[str, Any]]:
             parsed[name] = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise CatalogueError(f"patches/{name}: found invalid TOML ({error})") from error
-    _store.write("patches", (texts, parsed))
+    _store.write("patches", (texts, parsed), __version__.encode())
     return parsed
 
 

@@ -1,34 +1,24 @@
-"""The meta-path finder: waits for a target module, then has it patched before anyone can use it.
+"""The meta-path finder that knows the targets, and has them patched before anyone can use them.
 
-What does the work (:mod:`dynamo_cyclefix._patcher`) is loaded with the first submodule of torch.
+Loaded before torch's first submodule is executed, and with it what does the work
+(:mod:`dynamo_cyclefix._patcher`).
 """
 
 from __future__ import annotations
 
 import sys
-from _thread import RLock, get_ident
+from _thread import RLock
 from typing import TYPE_CHECKING
 
-from dynamo_cyclefix import Waiting
+from dynamo_cyclefix import PatchingLoader, Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
     from types import ModuleType
-    from typing import Any
 
     from dynamo_cyclefix._errors import PatchError
     from dynamo_cyclefix._patcher import Patcher
 
 _waking = RLock()
-
-
-def find_spec(
-    waiting: Waiting, name: str, path: Sequence[str] | None, target: ModuleType | None
-) -> ModuleSpec | None:
-    """What a finder that waits finds in the end."""
-    # One of a copy of the package that this copy has replaced: then this one's finder is in place.
-    return wake(waiting).find_spec(name, path, target) if isinstance(waiting, Waiting) else None
 
 
 def wake(waiting: Waiting) -> TargetFinder:
@@ -52,7 +42,8 @@ def retire_others(but: Waiting | None = None) -> None:
         but: the finder that stays.
     """
     for finder in list(sys.meta_path):
-        if type(finder).__module__.partition(".")[0] == __package__ and finder is not but:
+        home = str(type(finder).__module__)
+        if home.partition(".")[0] == __package__ and finder is not but:
             sys.meta_path.remove(finder)
             # Without it, it has patched nothing yet.
             if hasattr(finder, "take_back"):
@@ -60,11 +51,10 @@ def retire_others(but: Waiting | None = None) -> None:
 
 
 class TargetFinder(Waiting):
-    """Finds nothing by itself: gives the spec that the other finders find a patching loader."""
+    """A finder that has the patches at hand."""
 
     def _prepare(self) -> None:
         self._patcher: Patcher | None = None
-        self._asked: set[tuple[str, int]] = set()
         self._lock = RLock()
         self._hidden = False
         self._retired = False
@@ -113,7 +103,7 @@ class TargetFinder(Waiting):
         )
 
     def catch_up(self, executed: ModuleType | None = None) -> None:
-        """Patch a module that has just been executed, or all that were imported past this finder.
+        """Patch a module that has just been executed, and all that were imported past this finder.
 
         Raises:
             PatchError: in strict mode, if an affected torch cannot be patched.
@@ -125,10 +115,9 @@ class TargetFinder(Waiting):
         eval_frame = sys.modules.get("torch._C._dynamo.eval_frame")
         callback = eval_frame and eval_frame.set_eval_frame(None)
         try:
-            if executed is None:
-                patcher.catch_up()
-            else:
+            if executed is not None:
                 patcher.patch_module(executed)
+            patcher.catch_up()
             self._hide()
         except Exception as error:
             from dynamo_cyclefix._errors import PatchError
@@ -141,11 +130,11 @@ class TargetFinder(Waiting):
                 eval_frame.set_eval_frame(callback)
 
     def _hide(self) -> None:
-        """Have Dynamo skip the frames of this module, as it skips those of the import system."""
+        """Have Dynamo skip the finder's frames, as it skips those of the import system."""
         skip_code = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
         if skip_code is not None and not self._hidden:
             self._hidden = True
-            for owner in (TargetFinder, PatchingLoader):
+            for owner in (*TargetFinder.__mro__, PatchingLoader):
                 for method in vars(owner).values():
                     if hasattr(method, "__code__"):
                         skip_code(method.__code__)
@@ -161,70 +150,23 @@ class TargetFinder(Waiting):
         if patcher is not None:
             patcher.take_back()
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """See :meth:`importlib.abc.MetaPathFinder.find_spec`."""
-        if not name.startswith("torch."):
-            return None
-        # Another program's finder may ask every finder in turn, us too, on our own question.
-        question = name, get_ident()
-        if question in self._asked:
-            return None
-        self._asked.add(question)
-        try:
-            patcher = self._patcher
-            # All that most imports pay for, and without a frame that Dynamo could see.
-            if patcher is None or not sys.modules.keys().isdisjoint(patcher.waiting):
-                self.catch_up()
-                patcher = self._patcher
-            if patcher is None or name not in patcher.modules:
-                return None
-            try:
-                spec = self._ask_others(name, path, target)
-            except Exception:
-                # The import system asks them next, and the importing code gets their answer.
-                return None
-            if spec is not None and hasattr(spec.loader, "exec_module"):
-                spec.loader = PatchingLoader(spec.loader, self)  # type: ignore[assignment]
-            return spec
-        finally:
-            self._asked.discard(question)
+    def wants(self, name: str) -> bool:
+        """See :meth:`Waiting.wants`; called under CPython's global import lock."""
+        patcher = self._patcher
+        if patcher is None:
+            return self.strict and bool(self.error)  # which is raised when it is executed
+        if name in patcher.modules:
+            return True
+        for behind in sys.modules.keys() & patcher.waiting:
+            spec = getattr(sys.modules.get(behind), "__spec__", None)
+            if not getattr(spec, "_initializing", False):
+                return True
+        return False
 
-    def _ask_others(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> ModuleSpec | None:
-        finders = list(sys.meta_path)
-        # Those before us have said no already.
-        others = finders[finders.index(self) + 1 :] if self in finders else finders
-        for finder in others:
-            find_spec = getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = find_spec and find_spec(name, path, target)
-            if spec is not None:
-                return spec
-        return None
+    def wake(self) -> None:
+        """See :meth:`Waiting.wake`.
 
-
-class PatchingLoader:
-    """Executes a target module with its own loader, then has it patched."""
-
-    def __init__(self, loader: Any, finder: TargetFinder) -> None:
-        self._loader = loader
-        self._finder = finder
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """See :meth:`importlib.abc.Loader.create_module`."""
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """See :meth:`importlib.abc.Loader.exec_module`."""
-        # The module, and whoever asks it for its source or resources, sees its own loader.
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._finder.catch_up(module)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
+        Raises:
+            PatchError: in strict mode, if no patch can be applied.
+        """
+        self.patcher()

@@ -34,13 +34,13 @@ def read(name: str, made_by: bytes = b"") -> Any:
 
 def write(name: str, kept: Any, made_by: bytes = b"") -> None:
     """Keep what ``marshal`` can write, if byte code may be written."""
-    path = _path(name)
-    if not path or sys.dont_write_bytecode:
+    if sys.dont_write_bytecode:
         return
-    # Another process may be about to read it, or to write the same.
-    temporary = f"{path}.{os.getpid()}"
     with contextlib.suppress(OSError, ValueError):
         content = marshal.dumps(kept)
+        path = _path(name)
+        # Another process may be about to read it, or to write the same.
+        temporary = f"{path}.{os.getpid()}"
         os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
             with open(temporary, "wb") as file:
@@ -57,8 +57,8 @@ def _path(name: str) -> str:
     beside = f"{os.path.dirname(os.path.abspath(__file__))}.{name}.py"
     try:
         return importlib.util.cache_from_source(beside).removesuffix("pyc") + "kept"
-    except NotImplementedError:  # an interpreter that keeps no byte code
-        return ""
+    except NotImplementedError as error:
+        raise OSError("this interpreter keeps no byte code") from error
 
 
 def _digest(content: bytes, made_by: bytes) -> bytes:

@@ -563,6 +563,69 @@ def test_a_finder_that_asks_all_others() -> None:
 
 
 @needs_torch
+def test_the_finder_imports_nothing() -> None:
+    """CPython asks it under the global import lock, which another thread may need to go on."""
+    result = report("""
+        import dynamo_cyclefix
+        asked = []
+        class Spy:
+            def find_spec(self, name, path=None, target=None):
+                frame = sys._getframe()
+                while frame := frame.f_back:
+                    code = frame.f_code
+                    if code.co_name == "find_spec" and "cyclefix" in code.co_filename:
+                        asked.append(name)
+        sys.meta_path.insert(0, Spy())
+        sys.meta_path.insert(2, Spy())
+        import torch, torch._dynamo
+        print(json.dumps([sorted({n.partition(".")[0] for n in asked}), observed()[0]]))
+    """)
+    # The second one is asked for torch's modules, on its way, and nobody for anything else.
+    assert result == [["torch"], "applied"]
+
+
+@needs_torch
+@pytest.mark.parametrize("other", ["import packaging.specifiers, symtable", "d.status()"])
+def test_another_thread_imports_too(other: str) -> None:
+    for _ in range(3):
+        result = report(f"""
+            import faulthandler
+            faulthandler.dump_traceback_later(120, exit=True)
+            import dynamo_cyclefix as d
+            def other(): {other}
+            threads = [threading.Thread(target=other) for _ in range(3)]
+            for thread in threads: thread.start()
+            import torch, torch._dynamo
+            for thread in threads: thread.join()
+            print(json.dumps(observed()[0]))
+        """)
+        assert result == "applied"
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    "again",
+    [
+        "d = importlib.reload(d)",
+        "d.deactivate(); d = importlib.reload(d)",
+        "d.deactivate(); del sys.modules['dynamo_cyclefix']; import dynamo_cyclefix as d",
+        "d.status(); del sys.modules['dynamo_cyclefix']; import dynamo_cyclefix as d",
+    ],
+)
+def test_imported_anew_before_torch(again: str) -> None:
+    result = report(f"""
+        import dynamo_cyclefix as d
+        {again}
+        import torch, torch._dynamo
+        applied = len(lines("INFO"))
+        free = not pinned()
+        d.deactivate()
+        print(json.dumps([applied, free, pinned(), lines("WARNING")]))
+    """)
+    assert result == [1, True, True, []]
+
+
+@needs_torch
 def test_our_finder_is_removed() -> None:
     result = report("""
         import dynamo_cyclefix
