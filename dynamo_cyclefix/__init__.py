@@ -78,9 +78,11 @@ class Waiting:
 
     def wake(self) -> None:
         """Before a module is executed: load what patches."""
-        if getattr(sys.modules.get(__name__), "_active", None) is not self:
-            return  # deactivated, or of a copy of the package that another one has replaced
         try:
+            import dynamo_cyclefix
+
+            if dynamo_cyclefix._active is not self:
+                return  # deactivated, or the package was imported anew: then that one patches
             from dynamo_cyclefix._finder import wake
 
             wake(self)
