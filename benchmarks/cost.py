@@ -166,8 +166,8 @@ def main():
     scale = 0.1 if parser.parse_args().quick else 1
     held = [
         bare_start(int(1500 * scale)),
-        dynamo_import(max(2, int(60 * scale))),
-        long_running(max(1, int(16 * scale)), 5),
+        dynamo_import(max(2, int(40 * scale))),
+        long_running(max(1, int(12 * scale)), 5),
     ]
     return 0 if all(held) else 1
 
