@@ -1,6 +1,6 @@
 """What the patches cost, as ratios of medians of paired runs: with them over without.
 
-    python benchmarks/cost.py [--quick]
+    python benchmarks/cost.py [--scale 0.1]
 
 Four ratios: the start of a bare interpreter with autostart on; `import torch._dynamo`; compiling a
 small model; a compiled call that does not raise.  Run it on a quiet machine; byte code caches are
@@ -162,8 +162,8 @@ def long_running(processes, blocks):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a tenth of the pairs")
-    scale = 0.1 if parser.parse_args().quick else 1
+    parser.add_argument("--scale", type=float, default=1, help="part of the pairs (default: 1)")
+    scale = parser.parse_args().scale
     held = [
         bare_start(int(1500 * scale)),
         dynamo_import(max(2, int(40 * scale))),

@@ -5,7 +5,6 @@ that import, so it reads this one file: the rest is loaded when torch is, or whe
 """
 
 import sys
-from _thread import get_ident
 from os import environ
 from time import time
 
@@ -43,7 +42,7 @@ class Waiting:
     ) -> "ModuleSpec | None":
         # CPython calls this under its global import lock: to import here, or to wait for a lock,
         # could wait for a thread that waits for that one.
-        question = name, get_ident()
+        question = name, sys.modules["_thread"].get_ident()
         # Another program's finder may ask every finder in turn, us too, on our own question.
         if not name.startswith("torch.") or question in self._asked or not self.wants(name):
             return None
@@ -56,7 +55,7 @@ class Waiting:
         finally:
             self._asked.discard(question)
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = PatchingLoader(spec.loader, self)  # type: ignore[assignment]
+            spec.loader = patching_loader(spec.loader, self)
         return spec
 
     def wants(self, name: str) -> bool:
@@ -102,27 +101,27 @@ class Waiting:
         """After a module was executed: patch it."""
 
 
-class PatchingLoader:
-    """Executes a module with its own loader, then has it patched."""
+def patching_loader(loader: "Any", finder: Waiting) -> "Any":
+    """A loader that executes a module with its own loader, then has it patched."""
 
-    def __init__(self, loader: "Any", finder: Waiting) -> None:
-        self._loader = loader
-        self._finder = finder
+    # Made here: most interpreters never need it.
+    class PatchingLoader:
+        def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
+            return loader.create_module(spec)  # type: ignore[no-any-return]
 
-    def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
-        return self._loader.create_module(spec)  # type: ignore[no-any-return]
+        def exec_module(self, module: "ModuleType") -> None:
+            # The module, and whoever asks it for its source or resources, sees its own loader.
+            if module.__spec__ is not None:
+                module.__spec__.loader = loader
+            module.__loader__ = loader
+            finder.wake()
+            loader.exec_module(module)
+            finder.catch_up(module)
 
-    def exec_module(self, module: "ModuleType") -> None:
-        # The module, and whoever asks it for its source or resources, sees its own loader.
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._finder.wake()
-        self._loader.exec_module(module)
-        self._finder.catch_up(module)
+        def __getattr__(self, name: str) -> "Any":
+            return getattr(loader, name)
 
-    def __getattr__(self, name: str) -> "Any":
-        return getattr(self._loader, name)
+    return PatchingLoader()
 
 
 _active: "Waiting | None" = None

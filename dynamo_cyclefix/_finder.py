@@ -10,7 +10,7 @@ import sys
 from _thread import RLock
 from typing import TYPE_CHECKING
 
-from dynamo_cyclefix import PatchingLoader, Waiting
+from dynamo_cyclefix import Waiting, patching_loader
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -134,7 +134,7 @@ class TargetFinder(Waiting):
         skip_code = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
         if skip_code is not None and not self._hidden:
             self._hidden = True
-            for owner in (*TargetFinder.__mro__, PatchingLoader):
+            for owner in (*TargetFinder.__mro__, type(patching_loader(None, self))):
                 for method in vars(owner).values():
                     if hasattr(method, "__code__"):
                         skip_code(method.__code__)
