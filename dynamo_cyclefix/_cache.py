@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from types import CodeType
 
 from dynamo_cyclefix import __version__, _rewrite, _store
@@ -19,10 +20,11 @@ def _made_by() -> bytes:
     """Differs for another version of the rewrite, and where the compiler leaves columns out."""
     columns = getattr(compile("a", "", "eval"), "co_positions", list)
     try:
-        with open(_rewrite.__file__, "rb") as file:
-            return repr([*columns()]).encode() + file.read()
+        # The rewrite, and the form of what is kept.
+        sources = [Path(file).read_bytes() for file in (_rewrite.__file__, __file__)]
     except OSError:  # installed as byte code only
-        return __version__.encode()
+        sources = [__version__.encode()]
+    return repr([*columns()]).encode() + b"".join(sources)
 
 
 # Now, as long as the file is what was loaded.
@@ -34,30 +36,31 @@ class Cache:
 
     Args:
         module: the module's name.
+        source: its text.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, source: str) -> None:
         self._module = module
-        self._entries: dict[str, tuple[bytes, CodeType, CodeType | None, str]]
-        self._entries = _store.read(module, _MADE_BY) or {}
+        self._source = source
+        self._digest = hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
+        digest, entries = _store.read(module, _MADE_BY) or (b"", {})
+        self._entries: dict[str, tuple[CodeType, CodeType | None, str]]
+        self._entries = entries if digest == self._digest else {}
         self._changed = False
 
-    def rewrite(
-        self, source: str, code: CodeType, qualname: str, targets: Sequence[Target]
-    ) -> Rewrite:
+    def rewrite(self, code: CodeType, qualname: str, targets: Sequence[Target]) -> Rewrite:
         """As :func:`_rewrite.rewrite`."""
         key = repr((qualname, targets))
-        digest = hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
-        seen, original, replacement, block = self._entries.get(key, (b"", code, None, ""))
-        if seen == digest and _rewrite.differs(original, code) is None:
-            return Rewrite(original, replacement or original, block)
-        new = _rewrite.rewrite(source, code, qualname, targets)
-        replacement = None if new.is_fixed else new.replacement
-        self._entries[key] = digest, new.original, replacement, new.block
+        if key in self._entries:
+            original, replacement, block = self._entries[key]
+            if _rewrite.differs(original, code) is None:
+                return Rewrite(original, replacement or original, block)
+        new = _rewrite.rewrite(self._source, code, qualname, targets)
+        self._entries[key] = new.original, None if new.is_fixed else new.replacement, new.block
         self._changed = True
         return new
 
     def save(self) -> None:
         """Keep what is new."""
         if self._changed:
-            _store.write(self._module, self._entries, _MADE_BY)
+            _store.write(self._module, (self._digest, self._entries), _MADE_BY)

@@ -171,14 +171,13 @@ class Patcher:
             else:
                 states[target] = State.UNAFFECTED, f"torch {version} is not in {target.affected}"
         swaps: list[Change] = []
-        source = ""
-        cache = _cache.Cache(module.__name__)
+        cache: _cache.Cache | None = None
         for outermost, group in groups.items():
             function = live_function(module, outermost)
             if self.runs_replacement(function):
                 continue
             try:
-                source = source or source_of(module)
+                cache = cache or _cache.Cache(module.__name__, source_of(module))
             except SourceMissing as error:
                 # Imported here: wrapt is not free, and hardly any torch lacks its source.
                 from dynamo_cyclefix import _wrapper
@@ -189,7 +188,7 @@ class Patcher:
                     swaps.append(_wrapper.Wrap(module, function, group))
                     states |= dict.fromkeys(group, (State.WRAPPED, str(error)))
                 continue
-            rewritten = cache.rewrite(source, function.__code__, outermost, group)
+            rewritten = cache.rewrite(function.__code__, outermost, group)
             if rewritten.is_fixed:
                 states |= dict.fromkeys(group, (State.FIXED, "the code releases the exception"))
                 continue
@@ -200,7 +199,8 @@ class Patcher:
                     raise Refused(f"the source of {group[0].key} was not seen before")
             states |= dict.fromkeys(group, state)
             swaps.append(_swap(function, rewritten, outermost, group))
-        cache.save()
+        if cache is not None:
+            cache.save()
         return swaps, states
 
     def _is_known(self, block: str, target: Target) -> bool:

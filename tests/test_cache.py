@@ -27,9 +27,9 @@ def files(folder: Path) -> list[Path]:
 
 def rewrite(sample: Sample) -> _rewrite.Rewrite:
     """As at one start of an interpreter."""
-    cache = _cache.Cache("sample")
+    cache = _cache.Cache("sample", sample.text)
     code = sample.live(sample.load()).__code__
-    found = cache.rewrite(sample.text, code, sample.target.outermost, [sample.target])
+    found = cache.rewrite(code, sample.target.outermost, [sample.target])
     cache.save()
     return found
 
@@ -99,7 +99,7 @@ def test_other_targets_are_derived_anew(derived: list[str]) -> None:
     rewrite(PLAIN)
     code = PLAIN.live(PLAIN.load()).__code__
     target = PLAIN.target._replace(closures=("other",))
-    _cache.Cache("sample").rewrite(PLAIN.text, code, "handle", [target])
+    _cache.Cache("sample", PLAIN.text).rewrite(code, "handle", [target])
     assert len(derived) == 2
 
 
@@ -107,7 +107,7 @@ def test_code_that_is_not_of_the_source_is_refused_as_without_the_cache() -> Non
     rewrite(PLAIN)
     code = Sample(PLAIN.text.replace("raise error", "raise error from None")).load()["handle"]
     with pytest.raises(Refused, match="the source on disk is not what runs"):
-        _cache.Cache("sample").rewrite(PLAIN.text, code.__code__, "handle", [PLAIN.target])
+        _cache.Cache("sample", PLAIN.text).rewrite(code.__code__, "handle", [PLAIN.target])
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "changed", "no file", "a directory", "writer"])

@@ -834,7 +834,7 @@ def test_torch_is_not_imported() -> None:
     finished = run_child(
         """
         import argparse, sys
-        from dynamo_cyclefix import _catalogue, _installed, _scan
+        from dynamo_cyclefix import _scan
         parser = argparse.ArgumentParser()
         _scan.add_arguments(parser)
         code = _scan.run(parser.parse_args(["torch.fx.node"]))
