@@ -87,9 +87,11 @@ class Waiting:
             wake(self)
         except Exception as error:
             self.error = f"the installation is damaged: {type(error).__name__}: {error}"
+            import contextlib
             import logging
 
-            logging.getLogger(__name__).warning("no patch is applied: %s", self.error)
+            with contextlib.suppress(Exception):  # of somebody's log handler
+                logging.getLogger(__name__).warning("no patch is applied: %s", self.error)
             if self.strict:
                 from dynamo_cyclefix._errors import PatchError
 

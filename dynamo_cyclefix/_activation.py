@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 from dynamo_cyclefix._errors import CatalogueError, PatchError
-from dynamo_cyclefix._finder import TargetFinder, retire_others, wake
+from dynamo_cyclefix._finder import TargetFinder, lock, retire_others, say, wake
 
 if TYPE_CHECKING:
     from dynamo_cyclefix._patcher import Patcher
     from dynamo_cyclefix._status import Status
 
 __all__ = ["CatalogueError", "PatchError", "activate", "deactivate", "status"]
-
-log = logging.getLogger("dynamo_cyclefix")
-# Activation and deactivation come one at a time, whatever threads ask for them.
-_lock = threading.RLock()
 
 
 def activate(
@@ -45,15 +39,15 @@ def activate(
 
     Raises:
         PatchError: in strict mode, if torch is imported already and could not be patched.  Nothing
-            is active then.
+            is active then, or after an interrupt.
     """
     import dynamo_cyclefix  # by its name: the package may have been imported anew
 
     mode = _mode()
     if mode == "off":
-        log.info("not activated: DYNAMO_CYCLEFIX=off")
+        say("info", "not activated: DYNAMO_CYCLEFIX=off")
         return
-    with _lock:
+    with lock:
         deactivate()
         finder = dynamo_cyclefix.Waiting(
             way,
@@ -68,7 +62,7 @@ def activate(
         if "torch" in sys.modules:
             try:
                 wake(finder).catch_up()
-            except RuntimeError:
+            except BaseException:
                 deactivate()
                 raise
 
@@ -77,12 +71,17 @@ def deactivate() -> None:
     """Give every patched function its original code object again, and stop waiting for others."""
     import dynamo_cyclefix
 
-    with _lock:
-        active, dynamo_cyclefix._active = dynamo_cyclefix._active, None
-        retire_others()
-        # Another program may have removed it from `sys.meta_path`.
-        if isinstance(active, TargetFinder):
-            active.take_back()
+    with lock:
+        active = dynamo_cyclefix._active
+        try:
+            retire_others()
+            # Another program may have removed it from `sys.meta_path`.
+            if isinstance(active, TargetFinder):
+                active.take_back()
+        finally:
+            # What a signal has interrupted can be asked for again.
+            if not isinstance(active, TargetFinder) or active.has_taken_back:
+                dynamo_cyclefix._active = None
 
 
 def status() -> Status:
@@ -113,5 +112,6 @@ def _mode() -> str:
     mode = os.environ.get("DYNAMO_CYCLEFIX", "").strip().lower() or "on"
     if mode in ("off", "on", "strict"):
         return mode
-    log.warning("DYNAMO_CYCLEFIX=%r is unknown, expected off, on or strict; it counts as on", mode)
+    text = "DYNAMO_CYCLEFIX=%r is unknown, expected off, on or strict; it counts as on"
+    say("warning", text, mode)
     return "on"

@@ -5,27 +5,32 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import site
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
+
+from dynamo_cyclefix import _store
 
 NAME = "dynamo_cyclefix_autostart.pth"
 
 # `site` executes each line that begins with `import`, and prints why one fails, as when the package
 # was uninstalled.  Every interpreter compiles the line, in a virtual environment twice.
-CONTENT = """\
-# Written by `dynamo-cyclefix autostart enable`; removed by `dynamo-cyclefix autostart disable`.
+_FIRST = "# Written by `dynamo-cyclefix autostart enable`"
+CONTENT = f"""\
+{_FIRST}; removed by `dynamo-cyclefix autostart disable`.
 import dynamo_cyclefix
 """
+_MADE = "# Directories made for it: "
+_MARK = "dynamo_cyclefix_autostart="
 
 # Must not import the package: that would activate it.
-_ASK = """
+_ASK = f"""
 import json, sys
 found = sys.modules.get("dynamo_cyclefix")
-print(json.dumps(found and (found._active.way if found._active else "")))
+print("\\n{_MARK}" + json.dumps(found and (found._active.way if found._active else "")))
 """
 
 _INSTEAD = "put what `dynamo-cyclefix sitecustomize-dir` prints on PYTHONPATH"
@@ -55,44 +60,73 @@ def _directory(user: bool) -> Path:
     return Path(site.getusersitepackages())
 
 
-def _enable(file: Path) -> str:
+def _ours(file: Path) -> str | None:
+    """What is in the file; ``None`` if there is none.
+
+    Raises:
+        AutostartError: somebody else wrote it.
+        OSError: it cannot be read.
+    """
     try:
-        before = file.read_text("utf-8") if file.exists() else None
-        if before == CONTENT:
+        content = file.read_text("utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+    if content and not content.startswith(_FIRST):
+        raise AutostartError(f"{file} was not written by this command; remove it yourself")
+    return content
+
+
+def _enable(file: Path) -> str:
+    missing = [place for place in file.parents if not place.exists()]
+    content = CONTENT + f"{_MADE}{len(missing)}\n" * bool(missing)
+    try:
+        before = _ours(file)
+        if before and CONTENT in before:
             return f"already enabled by {file}"
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            file.write_text(CONTENT, "utf-8")
+            file.write_text(content, "utf-8")
         except OSError:
             if before is None:
                 file.unlink(missing_ok=True)
             raise
     except OSError as error:
+        _remove_directories(missing)
+        user = ", or use --user" if site.ENABLE_USER_SITE else ""
         raise AutostartError(
             f"{file} cannot be written ({error.strerror}); enable it where the image is built, as a"
-            " user who may write there, or use --user"
+            f" user who may write there{user}"
         ) from error
     if new_interpreter() is None:
         file.unlink()
+        _remove_directories(missing)
         raise AutostartError(
             f"a new interpreter is not activated by {file}, which was removed again: this site"
             " ignores .pth files, or finds no package when it reads them; install the package, or"
             f" {_INSTEAD}"
         )
-    return f"wrote {file}, {len(CONTENT)} bytes:\n{CONTENT.rstrip()}"
+    return f"wrote {file}, {len(content)} bytes:\n{content.rstrip()}"
 
 
 def _disable(file: Path) -> str:
     try:
+        content = _ours(file)
+        if content is None:
+            return f"not enabled: there is no {file}"
         file.unlink()
-    except FileNotFoundError:
-        return f"not enabled: there is no {file}"
     except OSError as error:
         raise AutostartError(f"{file} cannot be removed ({error.strerror})") from error
-    # `enable --user` may have made the directory.
+    made = content.partition(_MADE)[2].strip()
+    _remove_directories(file.parents[: int(made)] if made.isdecimal() else ())
+    # What was kept to import torch faster; where it is used still, it is made again.
+    kept = _store.clear()
+    return f"removed {file}" + f", and {kept} files of rewritten code" * bool(kept)
+
+
+def _remove_directories(made: Sequence[Path]) -> None:
     with contextlib.suppress(OSError):
-        os.removedirs(file.parent)
-    return f"removed {file}"
+        for directory in made:
+            directory.rmdir()
 
 
 def new_interpreter() -> str | None:
@@ -105,8 +139,11 @@ def new_interpreter() -> str | None:
     child = subprocess.run(
         [sys.executable, *flags, "-c", _ASK], stdout=subprocess.PIPE, text=True, check=False
     )
-    said: str | None = json.loads(child.stdout.splitlines()[-1]) if child.stdout else None
-    return said
+    for line in child.stdout.splitlines():
+        if line.startswith(_MARK):  # and not what another start-up hook prints
+            said: str | None = json.loads(line.removeprefix(_MARK))
+            return said
+    return None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,7 +172,7 @@ def run(arguments: argparse.Namespace) -> int:
         found = {
             "outcome": outcome,
             "file": str(file),
-            "content": file.read_text("utf-8") if enabled else None,
+            "content": file.read_text("utf-8", errors="replace") if enabled else None,
             "enabled": enabled,
             "new_interpreter": way,
         }

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 _COMMANDS = {
@@ -21,6 +24,10 @@ _COMMANDS = {
 }
 
 
+# Whoever reads our output has gone, or the disk is full.
+_OUTPUT_LOST = {errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
@@ -31,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 what was asked holds, 1 it does not, 2 it could not be found out.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
+    if sys.stderr is None:  # closed; `print` would take standard output instead
+        sys.stderr = io.StringIO()
     parser = argparse.ArgumentParser(
         prog="dynamo-cyclefix",
         description="Stop exceptions that leave PyTorch's Dynamo from pinning the Python stack.",
@@ -40,7 +49,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, (module, text) in _COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         if name in argv[:1]:
-            chosen = importlib.import_module(f"dynamo_cyclefix.{module}")
+            try:
+                chosen = importlib.import_module(f"dynamo_cyclefix.{module}")
+            except Exception as error:
+                print(
+                    "dynamo-cyclefix: the installation is damaged:"
+                    f" {type(error).__name__}: {error}",
+                    file=sys.stderr,
+                )
+                return 2
             chosen.add_arguments(command)
     # What follows `run` belongs to the program; argparse would take a `--` out of it.
     is_run = argv[:1] == ["run"] and argv[1:] not in (["-h"], ["--help"])
@@ -48,12 +65,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.rest = argv[1:]
     try:
         code = int(chosen.run(arguments))
+        if sys.stdout is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         sys.stdout.flush()
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        # Whoever reads our output has gone, or the disk is full; the exit must not try again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print(f"dynamo-cyclefix: standard output cannot be written ({error})", file=sys.stderr)
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_LOST:
+            # The exit must not try again.
+            if sys.stdout is not None:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            print(f"dynamo-cyclefix: standard output cannot be written ({error})", file=sys.stderr)
+        else:
+            traceback.print_exc()
         return 2
     return code

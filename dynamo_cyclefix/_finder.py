@@ -6,8 +6,10 @@ Loaded before torch's first submodule is executed, and with it what does the wor
 
 from __future__ import annotations
 
+import os
 import sys
-from _thread import RLock
+from _thread import RLock, get_ident
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dynamo_cyclefix import Waiting, patching_loader
@@ -18,7 +20,52 @@ if TYPE_CHECKING:
     from dynamo_cyclefix._errors import PatchError
     from dynamo_cyclefix._patcher import Patcher
 
-_waking = RLock()
+# What changes torch, or tells of it, does so one thread at a time.
+lock = RLock()
+_held: dict[int, bool] = {}
+
+
+def _before_fork() -> None:
+    # The child must find neither the lock of a thread that it lacks nor half of a patch.
+    _held[get_ident()] = lock.acquire(timeout=5)  # seconds; patching takes less
+
+
+def _after_fork() -> None:
+    if _held.pop(get_ident(), False):
+        lock.release()
+
+
+def _after_fork_in_child() -> None:
+    if _held.pop(get_ident(), False):
+        lock.release()
+    else:
+        lock._at_fork_reinit()  # type: ignore[attr-defined]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork,
+        after_in_child=_after_fork_in_child,
+    )
+
+
+def say(level: str, message: str, *arguments: object) -> None:
+    """Log, whatever somebody's handler or filter raises: torch is being imported.
+
+    Args:
+        level: ``"info"`` or ``"warning"``.
+        message: a format.
+        *arguments: what is to be put into it.
+    """
+    try:
+        import logging
+
+        getattr(logging.getLogger("dynamo_cyclefix"), level)(message, *arguments, stacklevel=2)
+    except Exception as error:
+        with suppress(Exception):
+            text = message % arguments
+            print(f"dynamo-cyclefix: {text} (logging it raised {error!r})", file=sys.stderr)
 
 
 def wake(waiting: Waiting) -> TargetFinder:
@@ -26,7 +73,7 @@ def wake(waiting: Waiting) -> TargetFinder:
 
     The same object, since other programs may hold it where no one would find it.
     """
-    with _waking:
+    with lock:
         if not isinstance(waiting, TargetFinder):
             # In this order: another thread may have it in hand.
             TargetFinder._prepare(waiting)  # type: ignore[arg-type]
@@ -55,7 +102,6 @@ class TargetFinder(Waiting):
 
     def _prepare(self) -> None:
         self._patcher: Patcher | None = None
-        self._lock = RLock()
         self._hidden = False
         self._retired = False
 
@@ -66,10 +112,12 @@ class TargetFinder(Waiting):
             PatchError: in strict mode, if it cannot be made.
         """
         # Of two threads that import torch at once, each would make one.
-        with self._lock:
+        with lock:
             if self.error and self.strict:
                 raise self._strict_error()
-            if self._patcher is None and not self.error and not self._retired:
+            if self._retired:
+                return None
+            if self._patcher is None and not self.error:
                 try:
                     from dynamo_cyclefix import _patcher
 
@@ -84,14 +132,14 @@ class TargetFinder(Waiting):
         Raises:
             PatchError: in strict mode.
         """
-        import logging
-
         if not self.error:
             self.error = f"{type(error).__name__}: {error}"
-            logging.getLogger("dynamo_cyclefix").warning("no patch is applied: %s", self.error)
-            if self._patcher is not None:
-                self._patcher.take_back()
-                self._patcher = None
+            try:
+                if self._patcher is not None:
+                    self._patcher.take_back()
+                    self._patcher = None
+            finally:
+                say("warning", "no patch is applied: %s", self.error)
         if self.strict:
             raise self._strict_error() from error
 
@@ -144,24 +192,24 @@ class TargetFinder(Waiting):
 
         An import that is under way has this finder in hand, and patches nothing from here on.
         """
-        with self._lock:
+        with lock:
             self._retired = True
-            patcher, self._patcher = self._patcher, None
-        if patcher is not None:
-            patcher.take_back()
+            if self._patcher is not None:
+                self._patcher.take_back()
+
+    @property
+    def has_taken_back(self) -> bool:
+        """Whether nothing that it patched is left."""
+        return self._patcher is None or not self._patcher.swaps()
 
     def wants(self, name: str) -> bool:
         """See :meth:`Waiting.wants`; called under CPython's global import lock."""
         patcher = self._patcher
-        if patcher is None:
+        if patcher is None or self._retired:
             return self.strict and bool(self.error)  # which is raised when it is executed
         if name in patcher.modules:
             return True
-        for behind in sys.modules.keys() & patcher.waiting:
-            spec = getattr(sys.modules.get(behind), "__spec__", None)
-            if not getattr(spec, "_initializing", False):
-                return True
-        return False
+        return bool(patcher.overdue())
 
     def wake(self) -> None:
         """See :meth:`Waiting.wake`.

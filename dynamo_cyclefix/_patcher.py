@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import logging
 import sys
-import threading
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dynamo_cyclefix import _cache, _catalogue, _gate, _rewrite
 from dynamo_cyclefix._catalogue import Catalogue, Patch, Target
 from dynamo_cyclefix._errors import PatchError, Refused, SourceMissing
+from dynamo_cyclefix._finder import lock, say
 from dynamo_cyclefix._swap import Swap, live_function
 
 if TYPE_CHECKING:
     from dynamo_cyclefix._wrapper import Wrap
-
-log = logging.getLogger("dynamo_cyclefix")
 
 
 class State(str, enum.Enum):
@@ -37,6 +35,10 @@ class State(str, enum.Enum):
 
 
 IN_PLACE = (State.APPLIED, State.UNSEEN, State.WRAPPED)
+
+_LOOKUP = ModuleType.__getattribute__
+
+HIDDEN = "%d closures that gc.freeze() hides run torch's own code"
 
 Change: TypeAlias = "Swap | Wrap"
 
@@ -62,7 +64,8 @@ def _select(catalogue: Catalogue, patches: str) -> frozenset[str]:
         if name.removeprefix("-") in catalogue.patches:
             names.append(name)
         else:
-            log.warning(
+            say(
+                "warning",
                 "DYNAMO_CYCLEFIX_PATCHES: unknown patch %r is ignored, expected some of %s",
                 name,
                 ", ".join(catalogue.patches),
@@ -85,7 +88,6 @@ class Patcher:
         modules: the names of the modules that targets live in.
         waiting: those of them that are not patched yet.
         states: what became of a target, and why.
-        lock: held while any of this changes.
     """
 
     def __init__(
@@ -100,7 +102,6 @@ class Patcher:
         self.strict = strict
         self._accept_unseen = accept_unseen
         self.enabled = frozenset(enabled)
-        self.lock = threading.RLock()
         self.waiting = set(self.modules)
         self._swaps: dict[str, list[Change]] = defaultdict(list)
         self.states: dict[Target, tuple[State, str]] = {}
@@ -113,11 +114,24 @@ class Patcher:
         Raises:
             PatchError: in strict mode, see :meth:`patch_module`.
         """
-        for name in tuple(self.waiting):
-            module = sys.modules.get(name)
-            spec = getattr(module, "__spec__", None)
-            if module is not None and not getattr(spec, "_initializing", False):
-                self.patch_module(module)
+        for module in self.overdue():
+            self.patch_module(module)
+
+    def overdue(self) -> list[ModuleType]:
+        """The target modules that were executed and are not patched.
+
+        Imports nothing, and runs no code of what else there may be in ``sys.modules``.
+        """
+        found = []
+        for name in sys.modules.keys() & self.waiting:
+            module: Any = sys.modules.get(name)
+            kind = type(module)
+            # A module that waits for its first use to be executed looks at every access.
+            if issubclass(kind, ModuleType) and kind.__getattribute__ is _LOOKUP:
+                spec = vars(module).get("__spec__")
+                if type(spec) is not ModuleSpec or not getattr(spec, "_initializing", False):
+                    found.append(module)
+        return found
 
     def patch_module(self, module: ModuleType) -> None:
         """Apply every patch that has targets in a module that has just been executed.
@@ -126,7 +140,7 @@ class Patcher:
             PatchError: in strict mode, if a patch for an affected function could not be applied.
         """
         failed: list[str] = []
-        with self.lock:
+        with lock:
             if self._retired:
                 return
             for patch in self.catalogue.patches.values():
@@ -148,15 +162,18 @@ class Patcher:
             if patch.id in self._failures:
                 raise Refused(self._failures[patch.id])
             swaps, states = self._prepare(targets, module)
-            self._put(patch, swaps)
+            self._put(patch, swaps, states)
         except Refused as error:
             self._fail(patch, targets, str(error))
             return
-        self.states.update(states)
+        except RecursionError as error:  # nested deeper than we can follow
+            self._fail(patch, targets, f"RecursionError: {error}")
+            return
         if any(state in IN_PLACE for state, _ in states.values()):
-            log.info(
-                "patch %s applied to %s of torch %s", patch.id, module.__name__, torch_version()
-            )
+            text = "patch %s applied to %s of torch %s"
+            say("info", text, patch.id, module.__name__, torch_version())
+        if missed := sum(swap.missed for swap in swaps):
+            say("warning", f"patch %s: {HIDDEN}", patch.id, missed)
 
     def _prepare(
         self, targets: Sequence[Target], module: ModuleType
@@ -196,7 +213,10 @@ class Patcher:
             if not self._is_known(rewritten.block, group[0]):
                 state = State.UNSEEN, "passed every structural check"
                 if self.strict and not self._accept_unseen:
-                    raise Refused(f"the source of {group[0].key} was not seen before")
+                    raise Refused(
+                        f"the source of {group[0].key} was not seen before;"
+                        " DYNAMO_CYCLEFIX_UNSEEN=accept accepts it"
+                    )
             states |= dict.fromkeys(group, state)
             swaps.append(_swap(function, rewritten, outermost, group))
         if cache is not None:
@@ -207,14 +227,22 @@ class Patcher:
         known = self.catalogue.sources.get(f"{target.module}:{target.outermost}", {})
         return source_hash(block) in known
 
-    def _put(self, patch: Patch, swaps: Sequence[Change]) -> None:
+    def _put(
+        self,
+        patch: Patch,
+        swaps: Sequence[Change],
+        states: Mapping[Target, tuple[State, str]],
+    ) -> None:
         """All of them or none, whatever interrupts."""
         # Noted first: what is half done when a signal comes is taken back with the rest.
         self._swaps[patch.id] += swaps
         try:
             for swap in swaps:
                 swap.put()
+            self.states.update(states)
         except BaseException:
+            for target in states:
+                self.states.pop(target, None)
             self._take_back([(patch.id, swap) for swap in swaps])
             raise
 
@@ -222,14 +250,15 @@ class Patcher:
         self._take_back([(patch.id, swap) for swap in self._swaps[patch.id]])
         if patch.id not in self._failures:
             self._failures[patch.id] = reason
-            log.warning("patch %s not applied to torch %s: %s", patch.id, torch_version(), reason)
+            text = "patch %s not applied to torch %s: %s"
+            say("warning", text, patch.id, torch_version(), reason)
         for target in patch.targets:
             if target in targets or target in self.states:
                 self.states[target] = State.REFUSED, reason
 
     def _take_back(self, swaps: Sequence[tuple[str, Change]]) -> None:
         """All of them, whatever interrupts; then raise what did."""
-        interrupt: KeyboardInterrupt | None = None
+        interrupt: BaseException | None = None
         failure: Exception | None = None
         for patch_id, swap in swaps:
             attempts = 0
@@ -237,14 +266,14 @@ class Patcher:
                 try:
                     swap.take_back()
                     self._swaps[patch_id].remove(swap)
-                except KeyboardInterrupt as error:
-                    interrupt = error
                 except Exception as error:
                     # Memory may be short for a moment; beyond that, go on with the others.
                     attempts += 1
                     if attempts == 2:
                         failure = error
                         break
+                except BaseException as error:  # a signal's: once
+                    interrupt = error
         try:
             if raised := interrupt or failure:
                 raise raised
@@ -261,12 +290,12 @@ class Patcher:
 
     def swaps(self) -> tuple[tuple[str, Change], ...]:
         """Every function that runs a replacement, with the id of its patch."""
-        with self.lock:
+        with lock:
             return tuple((i, swap) for i, swaps in self._swaps.items() for swap in swaps)
 
     def take_back(self) -> None:
         """Give every function its original code object again, and patch nothing any more."""
-        with self.lock:
+        with lock:
             self._retired = True
             self._take_back(self.swaps())
 

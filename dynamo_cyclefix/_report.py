@@ -36,8 +36,13 @@ def _state() -> dict[str, object]:
     found: dict[str, object] = {"way": finder.way}
     if "torch" not in sys.modules:
         # Not asked for a status: a process without torch need not load what tells it.
-        return found | {"state": "pending", "reason": finder.error or "torch is not imported"}
-    status = dynamo_cyclefix.status()
+        state = "not applied" if finder.error else "pending"
+        return found | {"state": state, "reason": finder.error or "torch is not imported"}
+    try:
+        status = dynamo_cyclefix.status()
+    except Exception as error:  # of a damaged installation
+        reason = finder.error or f"{type(error).__name__}: {error}"
+        return found | {"state": "not applied", "reason": reason}
     by_state: dict[str, list[str]] = {}
     for patch in status.patches:
         by_state.setdefault(patch.state.value, []).append(patch.id)

@@ -17,8 +17,8 @@ import dynamo_cyclefix
 from dynamo_cyclefix import _catalogue, _gate, _patcher, _rewrite
 from dynamo_cyclefix._catalogue import Patch, Target
 from dynamo_cyclefix._errors import CatalogueError, PatchError, Refused
-from dynamo_cyclefix._finder import TargetFinder
-from dynamo_cyclefix._patcher import IN_PLACE, Patcher, State, source_of
+from dynamo_cyclefix._finder import TargetFinder, lock
+from dynamo_cyclefix._patcher import HIDDEN, IN_PLACE, Patcher, State, source_of
 from dynamo_cyclefix._swap import decorators, live_function, overrides
 
 
@@ -50,7 +50,7 @@ class Status:
     Attributes:
         torch: the version of the imported torch; ``None`` if it is not imported.
         python: the version of the interpreter.
-        active: whether patches are, or will be, applied.
+        active: whether patches are, or will be, applied; not so after a fault of our own.
         way: what activated us; empty if nothing did.
         since: when, ISO 8601 in UTC; empty if nothing did.
         strict: whether strict mode is on.
@@ -72,25 +72,34 @@ def status(finder: TargetFinder | None) -> Status:
     """The status of the process under ``finder``; ``None`` where nothing is active."""
     error = ""
     patches: tuple[PatchStatus, ...] = ()
-    try:
-        if finder:
+    patcher: Patcher | None = None
+    if finder:
+        try:
             finder.catch_up()
+        except PatchError as failure:
+            error = str(failure)
+        with contextlib.suppress(PatchError):
             patcher = finder.patcher()
-        else:
+    try:
+        if patcher is None:
             patcher = Patcher(_catalogue.load(), ())
-        if patcher is not None:
-            with patcher.lock:
-                patches = tuple(_of_patch(patcher, p) for p in patcher.catalogue.patches.values())
-    except (CatalogueError, PatchError) as failure:
-        error = str(failure)
+        with lock:
+            patches = tuple(
+                _of_patch(patcher, p, finder) for p in patcher.catalogue.patches.values()
+            )
+    except Exception as failure:  # whatever it was, this is where it is told
+        error = error or f"{type(failure).__name__}: {failure}"
     if finder:
         error = finder.error or error
         if finder not in sys.meta_path and not error:
-            error = "our finder was removed from sys.meta_path: later imports are not patched"
+            error = (
+                "our finder was removed from sys.meta_path, or wrapped there by another program:"
+                " later imports may not be patched"
+            )
     return Status(
         torch=_patcher.torch_version() if "torch" in sys.modules else None,
         python=sys.version.split()[0],
-        active=finder is not None,
+        active=finder is not None and not finder.error,
         way=finder.way if finder else "",
         since=datetime.fromtimestamp(finder.since, timezone.utc).isoformat() if finder else "",
         strict=bool(finder and finder.strict),
@@ -99,9 +108,13 @@ def status(finder: TargetFinder | None) -> Status:
     )
 
 
-def _of_patch(patcher: Patcher, patch: Patch) -> PatchStatus:
+def _of_patch(patcher: Patcher, patch: Patch, finder: TargetFinder | None) -> PatchStatus:
     """The state of a patch, as it is at this moment."""
-    if patch.id not in patcher.enabled:
+    if finder is None:
+        states = [(State.DISABLED, "not active")] * len(patch.targets)
+    elif finder.error:
+        states = [(State.REFUSED, finder.error)] * len(patch.targets)
+    elif patch.id not in patcher.enabled:
         states = [(State.DISABLED, "switched off")] * len(patch.targets)
     else:
         states = [_of_target(patcher, target) for target in patch.targets]
@@ -140,6 +153,8 @@ def _of_target(patcher: Patcher, target: Target) -> tuple[State, str]:
         reasons = [reason, *overrides(module, target.function)]
         if state is not State.WRAPPED:  # where the wrapper around it is our own
             reasons += decorators(module, target.outermost)
+        hidden = (swap.missed for _, swap in patcher.swaps() if target in swap.targets)
+        reasons += [HIDDEN % missed for missed in hidden if missed]
         reason = "; ".join(filter(None, reasons))
     return state, reason
 
@@ -166,7 +181,9 @@ def load_torch() -> str | None:
     """Import every target module that the installed torch has; say in a line why none could be."""
     try:
         importlib.import_module("torch._dynamo")
-    except ImportError as error:
+    except PatchError:
+        raise
+    except Exception as error:
         return f"torch cannot be imported ({error}); install the torch that you deploy"
     failed = sorted(_catalogue.load().modules)
     # Not every release has every module, and some can be imported only after others.
@@ -175,7 +192,9 @@ def load_torch() -> str | None:
         for module in modules:
             try:
                 importlib.import_module(module)
-            except ImportError:
+            except PatchError:
+                raise
+            except Exception:
                 failed.append(module)
     return None
 
@@ -250,7 +269,7 @@ def _require(as_json: bool) -> int:
 
 
 def _print(found: Status) -> None:
-    by = f"activated by {found.way} at {found.since}" if found.active else "not active"
+    by = f"activated by {found.way} at {found.since}" if found.way else "not active"
     print(f"torch {found.torch}, Python {found.python}, {by}{', strict' * found.strict}")
     width = max((len(patch.id) for patch in found.patches), default=0)
     for patch in found.patches:

@@ -24,7 +24,7 @@ def read(name: str, made_by: bytes = b"") -> Any:
     Returns:
         ``None`` if nothing was, it is damaged, or something else has made it.
     """
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, EOFError, ValueError, TypeError):
         with open(_path(name), "rb") as file:
             digest, content = file.read(32), file.read()
         if digest == _digest(content, made_by):
@@ -43,12 +43,26 @@ def write(name: str, kept: Any, made_by: bytes = b"") -> None:
         temporary = f"{path}.{os.getpid()}"
         os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
-            with open(temporary, "wb") as file:
+            with open(temporary, "xb") as file:  # and follow no link that somebody has put there
                 file.write(_digest(content, made_by) + content)
             os.replace(temporary, path)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
+
+
+def clear() -> int:
+    """Remove all that was kept, for whatever interpreter, and tell how many files that were."""
+    removed = 0
+    with contextlib.suppress(OSError):
+        directory = os.path.dirname(_path(""))
+        for name in os.listdir(directory):
+            if name.startswith(f"{__package__}.") and ".kept" in name:
+                os.unlink(os.path.join(directory, name))
+                removed += 1
+        if not os.listdir(directory):
+            os.rmdir(directory)
+    return removed
 
 
 def _path(name: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Iterator, Sequence
-from types import CodeType, FunctionType, ModuleType
+from collections.abc import Iterator, Mapping, Sequence
+from types import CodeType, FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 from dynamo_cyclefix._catalogue import Target
@@ -21,6 +21,9 @@ class Swap:
         function: the function.
         replacement: its new code.
         nested: the old and new code of each nested target: closures made earlier hold the old one.
+
+    Attributes:
+        missed: how many of those closures ``gc.freeze()`` has put out of reach: they keep the old.
     """
 
     def __init__(
@@ -35,11 +38,12 @@ class Swap:
         self.original = function.__code__
         self.replacement = replacement
         self._nested = nested
+        self.missed = 0
 
     def put(self) -> None:
         """Make the function, and every closure made from it, run the replacement."""
         self.function.__code__ = self.replacement
-        _exchange(self._nested, self.function.__globals__)
+        self.missed = _exchange(self._nested, self.function.__globals__)
 
     def take_back(self) -> None:
         """Undo ``put``, as far as it came; leave a function that somebody else changed since."""
@@ -53,8 +57,13 @@ class Swap:
         return self.function.__code__ is self.replacement
 
 
-def _exchange(pairs: Sequence[tuple[CodeType, CodeType]], module: dict[str, Any]) -> None:
-    """Give the second code object to every function that runs the first, wherever it is held."""
+def _exchange(pairs: Sequence[tuple[CodeType, CodeType]], module: dict[str, Any]) -> int:
+    """Give the second code object to every function that runs the first, wherever it is held.
+
+    Returns:
+        How many were not found, since ``gc.freeze()`` hides them.
+    """
+    missed = 0
     for old, new in pairs:
         # A function holds its code once: the count says how many there are to find.
         expected = _references(old) - _references_unused()
@@ -64,8 +73,11 @@ def _exchange(pairs: Sequence[tuple[CodeType, CodeType]], module: dict[str, Any]
                 # Anywhere else: a walk over all objects, tens of milliseconds.
                 holders = gc.get_referrers(old)
                 found = [h for h in holders if type(h) is FunctionType and h.__code__ is old]
+                if gc.get_freeze_count():
+                    missed += max(0, expected - len(found))
             for function in found:
                 function.__code__ = new
+    return missed
 
 
 def _references(code: CodeType) -> int:
@@ -107,6 +119,9 @@ def _defined_in(module: dict[str, Any]) -> Iterator[FunctionType]:
                 stack += vars(owner).values()
 
 
+_DEEPEST = 100  # wrappers around one function, some of which make a new one whenever asked
+
+
 def live_function(module: ModuleType, qualname: str) -> FunctionType:
     """The function object behind a module's or class's attribute, beneath what wraps it.
 
@@ -116,7 +131,9 @@ def live_function(module: ModuleType, qualname: str) -> FunctionType:
     found = _attribute(module, qualname)
     innermost = found
     # `type(...) is`, since a proxy says that it is an instance of what it wraps.
-    while innermost is not None:
+    seen: set[int] = set()
+    while innermost is not None and id(innermost) not in seen and len(seen) < _DEEPEST:
+        seen.add(id(innermost))
         if (
             type(innermost) is FunctionType
             and innermost.__globals__ is module.__dict__
@@ -126,7 +143,10 @@ def live_function(module: ModuleType, qualname: str) -> FunctionType:
         if type(innermost) in (staticmethod, classmethod):
             innermost = innermost.__func__  # type: ignore[attr-defined]
         else:
-            innermost = getattr(innermost, "__wrapped__", None)
+            try:
+                innermost = getattr(innermost, "__wrapped__", None)
+            except Exception:  # of the code that another program put there
+                break
     if found is None:
         raise Refused(f"{module.__name__} has no {qualname}")
     raise Refused(f"{qualname} was replaced by {_described(found)} before us")
@@ -159,8 +179,20 @@ def overrides(module: ModuleType, function: str) -> list[str]:
 def _attribute(module: ModuleType, qualname: str) -> object:
     found: object = module
     for name in qualname.split("."):
-        found = getattr(found, "__dict__", {}).get(name)
+        found = namespace(found).get(name)
     return found
+
+
+def namespace(owner: object) -> Mapping[str, object]:
+    """The attributes of a module or class, and none of anything else that looks like one.
+
+    Runs no code of the owner's.
+    """
+    try:
+        found = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return {}
+    return found if isinstance(found, (dict, MappingProxyType)) else {}
 
 
 def _described(found: object) -> str:

@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-# With a patch in one of these states, a scenario that needs it may go on pinning.
+# With a patch in one of these states, a scenario that needs it may go on pinning: what was refused
+# is a failure of its own.
 _OPEN = {"disabled", "not applied"}
 SILENCE_LIMIT = 120.0  # seconds without a word from a child, after which it counts as hanging
 
@@ -78,6 +79,8 @@ def run_scenarios(
                 elif current is not None:
                     result.failures[current] = event["reason"]
                     seen(current)
+                else:
+                    result.error = event["reason"]
         if todo is None or ended or (current is None and not ended):
             if not ended and not result.error:
                 result.error = "the child process ended early"
@@ -181,6 +184,8 @@ def judge(off: Run, on: Run) -> tuple[list[Row], str]:
                 problems.append(f"{row.name}: {row.verdict}")
     refused = [p for p in on.status["patches"] if p["state"] == "not applied"]
     problems[:0] = [f"patch {p['id']} was not applied: {p['reason']}" for p in refused]
+    if error := on.status["error"]:
+        problems = [error]
     applied = any(state.startswith("applied") for state in states.values())
     if applied and not any(row.before == "pinned" for row in rows) and len(rows) > 1:
         problems.append("with the patches off nothing was pinned: the check is blind")
@@ -193,7 +198,7 @@ def _row(entry: Mapping[str, Any], off: Run, on: Run, states: Mapping[str, str])
         return None
     before, after = (_pinned(name, side) for side in (off, on))
     found = {states.get(patch, "disabled") for patch in entry["patches"]}
-    claimed = any(state.startswith("applied") for state in found) and not found & _OPEN
+    claimed = bool(found) and not found & _OPEN
     if name in on.failures or name in off.failures:
         verdict = on.failures.get(name) or f"with the patches off: {off.failures[name]}"
     elif after == "pinned":
@@ -222,7 +227,7 @@ def run(arguments: argparse.Namespace) -> int:
     show = _progress() if sys.stderr.isatty() else lambda name: None
     off, on = run_both(arguments.scenarios, show)
     rows, problem = judge(off, on)
-    if not off.ready or not on.ready:
+    if off.error or on.error:
         print(f"dynamo-cyclefix verify: {problem}", file=sys.stderr)
         return 2
     if arguments.json:

@@ -17,10 +17,13 @@ import wrapt
 
 from dynamo_cyclefix._catalogue import Target
 from dynamo_cyclefix._errors import Refused
+from dynamo_cyclefix._swap import namespace
 
 
 class Wrap:
     """One function, the wrapper around it, and everything that holds the function by name.
+
+    Like a :class:`dynamo_cyclefix._swap.Swap`, but for what it puts in place.
 
     Args:
         module: the module that defines the function.
@@ -34,6 +37,7 @@ class Wrap:
     def __init__(self, module: ModuleType, function: FunctionType, targets: Sequence[Target]):
         self.targets = targets
         self.function = function
+        self.missed = 0
         for target in targets:
             _check(function.__code__, target)
         self._wrapper = wrapt.FunctionWrapper(function, _clearing(function.__code__))
@@ -58,7 +62,7 @@ class Wrap:
 
     def _holders(self, held: object) -> Iterator[Any]:
         for holder in (self._owner, *tuple(sys.modules.values())):
-            if getattr(holder, "__dict__", {}).get(self._name) is held:
+            if namespace(holder).get(self._name) is held:
                 yield holder
 
 

@@ -7,6 +7,7 @@ Loading it costs the import of `dynamo_cyclefix` (which activates the patches, u
 # mypy: disallow-untyped-decorators=False
 # pytest is not installed where the types are checked.
 
+from logging import Formatter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,27 +15,46 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
+    from logging import LogRecord
 
     from dynamo_cyclefix import audit
 
 
 class _NoExceptionCycles:
+    def __init__(self, records: "Callable[[], list[LogRecord]]") -> None:
+        self._records = records
+
     def __enter__(self) -> "audit.watch":
         from dynamo_cyclefix import audit
 
+        self._logged_before = list(self._records())
         self._watched = audit.watch()
         return self._watched.__enter__()
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         __tracebackhide__ = True
+        # Pytest keeps what is logged until the test ends, and torch logs exceptions.
+        for record in self._records():
+            if record not in self._logged_before:
+                _make_text(record)
         self._watched.__exit__(kind, error, traceback)
         report = self._watched.report
         if error is None and (report.cycles or report.alive):
             pytest.fail(str(report))
 
 
+def _make_text(record: "LogRecord") -> None:
+    """Have a log record keep what it says, and no longer the objects that it says it of."""
+    record.msg, record.args = record.getMessage(), None
+    if record.exc_info:
+        record.exc_text = record.exc_text or Formatter().formatException(record.exc_info)
+        record.exc_info = None
+
+
 @pytest.fixture
-def no_exception_cycles() -> "Callable[[], AbstractContextManager[audit.watch]]":
+def no_exception_cycles(
+    request: pytest.FixtureRequest,
+) -> "Callable[[], AbstractContextManager[audit.watch]]":
     """Fail the test if a block of it leaves an exception reference cycle.
 
     ::
@@ -46,7 +66,11 @@ def no_exception_cycles() -> "Callable[[], AbstractContextManager[audit.watch]]"
 
     It fails as well if an exception of the block is still alive at its end, since its cycles can't
     be told then: ``pytest.raises(...) as info`` keeps it in `info`, so use ``match=`` or ``del``.
-    An exception that leaves the block passes. The target of ``as`` is a
+    What was logged in the block is kept as text alone. An exception that leaves the block passes.
+    The target of ``as`` is a
     `dynamo_cyclefix.audit.watch`, whose `report` has the result.
     """
-    return _NoExceptionCycles
+    if request.config.pluginmanager.hasplugin("logging-plugin"):
+        caplog = request.getfixturevalue("caplog")
+        return lambda: _NoExceptionCycles(lambda: caplog.records)
+    return lambda: _NoExceptionCycles(list)

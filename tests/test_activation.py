@@ -352,6 +352,30 @@ def test_autostart_says_what_it_writes_and_leaves_no_trace(venv: Venv) -> None:
     assert snapshot(venv.site) == before
 
 
+def test_disable_removes_what_was_kept_as_well(venv: Venv) -> None:
+    before = snapshot(venv.site)
+    venv.cli("autostart", "enable")
+    venv.run("parent.py", env={"PYTHONDONTWRITEBYTECODE": ""})
+    assert [name for name in snapshot(venv.site) if name.endswith(".kept")]
+    assert "files of rewritten code" in venv.cli("autostart", "disable").stdout
+    assert snapshot(venv.site) == before
+
+
+def test_autostart_hears_itself_among_other_hooks(venv: Venv) -> None:
+    (venv.site / "sitecustomize.py").write_text(
+        "import atexit\nprint('hello', end='')\natexit.register(print, 'bye')\n"
+    )
+    assert "wrote" in venv.cli("autostart", "enable").stdout
+    assert "activated by autostart" in venv.cli("autostart", "status").stdout
+
+
+def test_autostart_leaves_a_file_of_somebody_else(venv: Venv) -> None:
+    (venv.site / PTH).write_text("import sys\n")
+    for action in "enable", "disable":
+        assert "not written by this command" in venv.cli("autostart", action, code=2).stderr
+    assert (venv.site / PTH).read_text() == "import sys\n"
+
+
 def test_autostart_costs_a_bare_interpreter_one_module(venv: Venv) -> None:
     program = "import sys; print(*sorted(sys.modules))"
     before = venv.run("-c", program).stdout.split()
@@ -370,9 +394,16 @@ def test_autostart_in_the_user_site(venv: Venv, tmp_path: Path) -> None:
     said = json.loads(venv.cli("autostart", "enable", "--user", "--json", env=env).stdout)
     assert said["new_interpreter"] == "autostart"
     assert Path(said["file"]).is_relative_to(tmp_path / "user")
+    assert "already" in venv.cli("autostart", "enable", "--user", env=env).stdout
     venv.cli("autostart", "disable", "--user", env=env)
     assert snapshot(venv.site) == before
     assert set(snapshot(tmp_path / "user")) == {"kept"}
+    # Directories that were there stay, empty or not.
+    Path(said["file"]).parent.mkdir(parents=True)
+    before = snapshot(tmp_path / "user")
+    venv.cli("autostart", "enable", "--user", env=env)
+    venv.cli("autostart", "disable", "--user", env=env)
+    assert snapshot(tmp_path / "user") == before
 
 
 def test_autostart_refuses_a_user_site_that_nobody_reads(venv: Venv) -> None:
@@ -458,6 +489,53 @@ def test_torch_survives_a_damaged_package_and_says_so(
     assert "the installation is damaged" in finished.stderr
     assert ("PatchError" in finished.stderr) is (mode == "strict")
     assert finished.stderr.count("no patch is applied") == 1
+
+
+def test_a_bug_of_ours_is_red_everywhere(venv: Venv) -> None:
+    venv.cli("autostart", "enable")
+    gate = venv.site / "dynamo_cyclefix" / "_gate.py"
+    gate.write_text(gate.read_text() + "\n\ndef is_affected(*_):\n    raise RuntimeError('bug')\n")
+    env = {"DYNAMO_CYCLEFIX_REPORT": "1"}
+
+    finished = venv.run("parent.py", env=env)
+    told = json.loads(finished.stdout)
+    assert (told["applied"], told["released"]) == ([], False)
+    assert finished.stderr.count("no patch is applied: RuntimeError: bug") == 1
+    assert reports(finished)[0]["state"] == "not applied"
+
+    finished = venv.cli("status", "--json", code=1)
+    status = json.loads(finished.stdout)
+    assert (status["active"], status["error"]) == (False, "RuntimeError: bug")
+    assert {patch["state"] for patch in status["patches"]} == {"not applied"}
+    venv.cli("status", "--require", "applied", code=1)
+    assert "RuntimeError: bug" in venv.cli("verify", "missing-key", code=1).stderr
+
+    strict = {"DYNAMO_CYCLEFIX": "strict"}
+    finished = venv.run("-c", "import torch._dynamo", env=env | strict, code=1)
+    assert "PatchError: no patch can be applied (RuntimeError: bug)" in finished.stderr
+    assert reports(finished)[0]["state"] == "not applied"
+    assert "RuntimeError: bug" in venv.cli("verify", "missing-key", code=2, env=strict).stderr
+
+
+def test_commands_of_a_damaged_package(venv: Venv) -> None:
+    venv.cli("autostart", "enable")
+    patcher = venv.site / "dynamo_cyclefix" / "_patcher.py"
+    patcher.write_text(patcher.read_text()[:1500] + "(")
+    for command in "status", "diff", "sources":
+        said = venv.cli(command, code=2).stderr
+        assert "the installation is damaged: SyntaxError" in said, command
+    assert "SyntaxError" in venv.cli("verify", "missing-key", code=2).stderr
+    (report,) = reports(venv.run("-c", "import torch", env={"DYNAMO_CYCLEFIX_REPORT": "1"}))
+    assert report["state"] == "not applied"
+    assert "SyntaxError" in report["reason"]
+
+
+def test_a_torch_that_cannot_be_imported(venv: Venv) -> None:
+    (venv.programs / "torch.py").write_text("raise OSError('libgomp.so.1: cannot open')\n")
+    for command in "status", "diff", "verify":
+        said = venv.cli(command, code=2).stderr
+        assert "torch cannot be imported" in said, command
+        assert "libgomp.so.1: cannot open" in said, command
 
 
 # Interpreter options

@@ -839,7 +839,9 @@ def test_torch_is_not_imported() -> None:
 # ---- pytest --------------------------------------------------------------------------------------
 
 SUITE = """
+import logging
 import pytest
+import torch
 
 def leave():
     try:
@@ -852,6 +854,21 @@ def test_clean(no_exception_cycles):
         with pytest.raises(ValueError):
             int("x")
     assert watched.report.cycles == ()
+
+def test_compiled(no_exception_cycles):
+    compiled = torch.compile(torch.nn.Linear(4, 4), backend="eager")
+    with no_exception_cycles():
+        with pytest.raises(RuntimeError):
+            compiled(torch.ones(3, 7))
+
+def test_logs(no_exception_cycles, caplog):
+    with no_exception_cycles():
+        try:
+            int("x")
+        except ValueError as error:
+            logging.exception("it says: %s", error)
+    assert "it says: invalid literal" in caplog.text and "Traceback" in caplog.text
+    assert caplog.records[0].getMessage().startswith("it says: invalid literal")
 
 def test_leaves(no_exception_cycles):
     with no_exception_cycles():
@@ -881,7 +898,8 @@ def test_the_fixture(tmp_path: Path) -> None:
     )
     out = done.stdout
     assert done.returncode == 1, out + done.stderr
-    assert "PASSED test_suite.py::test_clean" in out
+    for name in "clean", "logs", "compiled":
+        assert f"PASSED test_suite.py::test_{name}" in out
     assert "FAILED test_suite.py::test_leaves - Failed: 1 exception cycle left" in out
     assert "held by local 'err' of leave" in out
     assert "FAILED test_suite.py::test_keeps - Failed: 0 exception cycles left" in out

@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import dynamo_cyclefix  # patches torch, so it comes before torch
@@ -68,17 +69,35 @@ def main(argv: list[str] | None = None) -> int:
         channel.flush()
 
     try:
+        _run(arguments.names, emit)
+    except Exception as error:
+        print(f"error: {error if type(error) is _CannotRunError else repr(error)}", file=stderr)
+        return 2
+    return 0
+
+
+class _CannotRunError(Exception):
+    """Nothing can be observed; the text says why."""
+
+
+def _run(names: list[str], emit: Callable[..., None]) -> None:
+    try:
         import torch
         import torch._dynamo
     except ImportError as error:
-        print(f"error: torch cannot be imported ({error}): install it first", file=stderr)
-        return 2
-    every = load_all()
-    unknown = [name for name in arguments.names if name not in every]
+        raise _CannotRunError(f"torch cannot be imported ({error}): install it first") from error
+    except Exception as error:
+        raise _CannotRunError(f"torch cannot be imported: {error!r}") from error
+    try:
+        every = load_all()
+    except Exception as error:
+        raise _CannotRunError(
+            f"no scenario runs on torch {torch.__version__}: {error!r}"
+        ) from error
+    unknown = [name for name in names if name not in every]
     if unknown:
         known = ", ".join(every)
-        print(f"error: found no scenario {unknown[0]!r}, expected some of {known}", file=stderr)
-        return 2
+        raise _CannotRunError(f"found no scenario {unknown[0]!r}, expected some of {known}")
     _warm_up()
     emit(
         "ready",
@@ -94,12 +113,11 @@ def main(argv: list[str] | None = None) -> int:
             for found in every.values()
         ],
     )
-    for found in _selected(arguments.names, every, torch.__version__):
+    for found in _selected(names, every, torch.__version__):
         emit("start", name=found.name)
         emit("observed", name=found.name, observation=dataclasses.asdict(observe(found)))
         gc.freeze()
     emit("done", status=dataclasses.asdict(dynamo_cyclefix.status()))
-    return 0
 
 
 if __name__ == "__main__":
