@@ -640,3 +640,27 @@ def test_our_finder_is_removed() -> None:
     assert before is True
     assert "removed from sys.meta_path" in error
     assert (after, state, no_error) == (False, "applied", "")
+
+
+@needs_torch
+def test_a_module_that_is_executed_at_its_first_use() -> None:
+    """By the recipe in the documentation of ``importlib``; it stays lazy, and is patched then."""
+    result = report("""
+        import dynamo_cyclefix, torch, torch._dynamo, importlib.util
+        name = "torch.fx._graph_pickler"
+        spec = importlib.util.find_spec(name)
+        spec.loader = importlib.util.LazyLoader(spec.loader)
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        import torch.utils.cpp_extension
+        dynamo_cyclefix.status()
+        lazy = type(module).__name__
+        module.GraphPickler
+        targets = [t for p in dynamo_cyclefix.status().patches for t in p.targets]
+        states = {t.state.value for t in targets if t.module == name}
+        print(json.dumps([lazy, sorted(states), lines("WARNING")]))
+    """)
+    lazy, states, warnings = result
+    assert lazy == "_LazyModule"
+    assert states == ["applied"]
+    assert warnings == []
