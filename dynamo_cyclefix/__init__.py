@@ -44,11 +44,11 @@ class Waiting:
         # could wait for a thread that waits for that one.
         question = name, sys.modules["_thread"].get_ident()
         # Another program's finder may ask every finder in turn, us too, on our own question.
-        if not name.startswith("torch.") or question in self._asked or not self.wants(name):
+        if not name.startswith("torch.") or question in self._asked:
             return None
         self._asked.add(question)
         try:
-            spec = self._ask_others(name, path, target)
+            spec = self._ask_others(name, path, target) if self.wants(name) else None
         except Exception:
             # The import system asks them next, and the importing code gets their answer.
             return None
@@ -90,8 +90,11 @@ class Waiting:
             import contextlib
             import logging
 
-            with contextlib.suppress(Exception):  # of somebody's log handler
+            try:
                 logging.getLogger(__name__).warning("no patch is applied: %s", self.error)
+            except Exception:  # of somebody's log handler
+                with contextlib.suppress(Exception):
+                    sys.stderr.write(f"dynamo-cyclefix: no patch is applied: {self.error}\n")
             if self.strict:
                 from dynamo_cyclefix._errors import PatchError
 

@@ -71,7 +71,7 @@ def _ours(file: Path) -> str | None:
         content = file.read_text("utf-8", errors="replace")
     except FileNotFoundError:
         return None
-    if content and not content.startswith(_FIRST):
+    if not content.startswith(_FIRST):
         raise AutostartError(f"{file} was not written by this command; remove it yourself")
     return content
 
@@ -83,6 +83,8 @@ def _enable(file: Path) -> str:
         before = _ours(file)
         if before and CONTENT in before:
             return f"already enabled by {file}"
+        if before:  # of another release of ours
+            content = CONTENT + "".join(before.partition(_MADE)[1:])
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             file.write_text(content, "utf-8")
@@ -137,7 +139,11 @@ def new_interpreter() -> str | None:
     """
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     child = subprocess.run(
-        [sys.executable, *flags, "-c", _ASK], stdout=subprocess.PIPE, text=True, check=False
+        [sys.executable, *flags, "-c", _ASK],
+        stdout=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        check=False,
     )
     for line in child.stdout.splitlines():
         if line.startswith(_MARK):  # and not what another start-up hook prints

@@ -6,10 +6,12 @@ Loaded before torch's first submodule is executed, and with it what does the wor
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from _thread import RLock, get_ident
+from _thread import RLock
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dynamo_cyclefix import Waiting, patching_loader
@@ -22,30 +24,22 @@ if TYPE_CHECKING:
 
 # What changes torch, or tells of it, does so one thread at a time.
 lock = RLock()
-_held: dict[int, bool] = {}
-
-
-def _before_fork() -> None:
-    # The child must find neither the lock of a thread that it lacks nor half of a patch.
-    _held[get_ident()] = lock.acquire(timeout=5)  # seconds; patching takes less
-
-
-def _after_fork() -> None:
-    if _held.pop(get_ident(), False):
-        lock.release()
 
 
 def _after_fork_in_child() -> None:
-    if _held.pop(get_ident(), False):
+    try:
         lock.release()
-    else:
+    except RuntimeError:  # a thread that the child lacks has it
         lock._at_fork_reinit()  # type: ignore[attr-defined]
 
 
+# A child must find neither the lock of a thread that it lacks nor half of a patch.  Registered
+# after what logging registers, since the last comes first, and to patch is to log.  No Python code
+# in the parent, which a signal could interrupt.  Patching takes less than these 5 seconds.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork,
+        before=partial(lock.acquire, timeout=5),
+        after_in_parent=lock.release,
         after_in_child=_after_fork_in_child,
     )
 
@@ -59,13 +53,11 @@ def say(level: str, message: str, *arguments: object) -> None:
         *arguments: what is to be put into it.
     """
     try:
-        import logging
-
         getattr(logging.getLogger("dynamo_cyclefix"), level)(message, *arguments, stacklevel=2)
     except Exception as error:
-        with suppress(Exception):
+        with suppress(Exception):  # closed, say; `print` would take standard output
             text = message % arguments
-            print(f"dynamo-cyclefix: {text} (logging it raised {error!r})", file=sys.stderr)
+            sys.stderr.write(f"dynamo-cyclefix: {text} (logging it raised {error!r})\n")
 
 
 def wake(waiting: Waiting) -> TargetFinder:
@@ -182,7 +174,8 @@ class TargetFinder(Waiting):
         skip_code = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
         if skip_code is not None and not self._hidden:
             self._hidden = True
-            for owner in (*TargetFinder.__mro__, type(patching_loader(None, self))):
+            ours = type(patching_loader(None, self)), type(self._patcher)
+            for owner in (*TargetFinder.__mro__, *ours):
                 for method in vars(owner).values():
                     if hasattr(method, "__code__"):
                         skip_code(method.__code__)

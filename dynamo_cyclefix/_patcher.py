@@ -36,9 +36,11 @@ class State(str, enum.Enum):
 
 IN_PLACE = (State.APPLIED, State.UNSEEN, State.WRAPPED)
 
-_LOOKUP = ModuleType.__getattribute__
 
-HIDDEN = "%d closures that gc.freeze() hides run torch's own code"
+HIDDEN = "gc.freeze() may hide up to %d closures, which run torch's own code"
+
+# What `vars` gives, whatever attributes a subclass defines.
+_namespace = vars(ModuleType)["__dict__"].__get__
 
 Change: TypeAlias = "Swap | Wrap"
 
@@ -127,8 +129,9 @@ class Patcher:
             module: Any = sys.modules.get(name)
             kind = type(module)
             # A module that waits for its first use to be executed looks at every access.
-            if issubclass(kind, ModuleType) and kind.__getattribute__ is _LOOKUP:
-                spec = vars(module).get("__spec__")
+            lookup = type.__getattribute__(kind, "__getattribute__")
+            if issubclass(kind, ModuleType) and lookup is ModuleType.__getattribute__:
+                spec = _namespace(module).get("__spec__")
                 if type(spec) is not ModuleSpec or not getattr(spec, "_initializing", False):
                     found.append(module)
         return found

@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import marshal
 import os
+import re
 import sys
 from typing import Any
 
@@ -53,15 +54,18 @@ def write(name: str, kept: Any, made_by: bytes = b"") -> None:
 
 def clear() -> int:
     """Remove all that was kept, for whatever interpreter, and tell how many files that were."""
+    ours = re.compile(rf"{__package__}\..+\.kept(\.\d+)?")
     removed = 0
-    with contextlib.suppress(OSError):
-        directory = os.path.dirname(_path(""))
-        for name in os.listdir(directory):
-            if name.startswith(f"{__package__}.") and ".kept" in name:
+    # The second, if another `PYTHONPYCACHEPREFIX` was set when it was kept.
+    beside = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for directory in {os.path.dirname(_path("")), os.path.join(beside, "__pycache__")}:
+        with contextlib.suppress(OSError):
+            names = list(filter(ours.fullmatch, os.listdir(directory)))
+            for name in names:
                 os.unlink(os.path.join(directory, name))
                 removed += 1
-        if not os.listdir(directory):
-            os.rmdir(directory)
+            if names and not os.listdir(directory):
+                os.rmdir(directory)
     return removed
 
 

@@ -6,7 +6,7 @@ import functools
 import gc
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from types import CodeType, FunctionType, MappingProxyType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from dynamo_cyclefix._catalogue import Target
@@ -23,7 +23,7 @@ class Swap:
         nested: the old and new code of each nested target: closures made earlier hold the old one.
 
     Attributes:
-        missed: how many of those closures ``gc.freeze()`` has put out of reach: they keep the old.
+        missed: how many of those closures, at most, ``gc.freeze()`` hides: they keep the old.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ def _exchange(pairs: Sequence[tuple[CodeType, CodeType]], module: dict[str, Any]
     """Give the second code object to every function that runs the first, wherever it is held.
 
     Returns:
-        How many were not found, since ``gc.freeze()`` hides them.
+        How many, at most, were not found, since ``gc.freeze()`` hides them.  Frames and traceback
+        objects count as well.
     """
     missed = 0
     for old, new in pairs:
@@ -188,11 +189,11 @@ def namespace(owner: object) -> Mapping[str, object]:
 
     Runs no code of the owner's.
     """
-    try:
-        found = object.__getattribute__(owner, "__dict__")
-    except AttributeError:
-        return {}
-    return found if isinstance(found, (dict, MappingProxyType)) else {}
+    for kind in ModuleType, type:
+        if issubclass(type(owner), kind):
+            found: Mapping[str, object] = vars(kind)["__dict__"].__get__(owner)
+            return found
+    return {}
 
 
 def _described(found: object) -> str:

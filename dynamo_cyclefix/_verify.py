@@ -186,6 +186,8 @@ def judge(off: Run, on: Run) -> tuple[list[Row], str]:
     problems[:0] = [f"patch {p['id']} was not applied: {p['reason']}" for p in refused]
     if error := on.status["error"]:
         problems = [error]
+    elif set(states.values()) == {"disabled"}:
+        problems = ["every patch is switched off (DYNAMO_CYCLEFIX_PATCHES)"]
     applied = any(state.startswith("applied") for state in states.values())
     if applied and not any(row.before == "pinned" for row in rows) and len(rows) > 1:
         problems.append("with the patches off nothing was pinned: the check is blind")

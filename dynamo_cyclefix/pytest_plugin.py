@@ -7,6 +7,7 @@ Loading it costs the import of `dynamo_cyclefix` (which activates the patches, u
 # mypy: disallow-untyped-decorators=False
 # pytest is not installed where the types are checked.
 
+from contextlib import suppress
 from logging import Formatter
 from typing import TYPE_CHECKING
 
@@ -34,9 +35,12 @@ class _NoExceptionCycles:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         __tracebackhide__ = True
         # Pytest keeps what is logged until the test ends, and torch logs exceptions.
+        before = set(map(id, self._logged_before))
         for record in self._records():
-            if record not in self._logged_before:
-                _make_text(record)
+            if id(record) not in before:
+                # A record that cannot be formatted is not ours to complain of.
+                with suppress(Exception):
+                    _make_text(record)
         self._watched.__exit__(kind, error, traceback)
         report = self._watched.report
         if error is None and (report.cycles or report.alive):

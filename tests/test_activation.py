@@ -363,17 +363,20 @@ def test_disable_removes_what_was_kept_as_well(venv: Venv) -> None:
 
 def test_autostart_hears_itself_among_other_hooks(venv: Venv) -> None:
     (venv.site / "sitecustomize.py").write_text(
-        "import atexit\nprint('hello', end='')\natexit.register(print, 'bye')\n"
+        "import atexit, os, sys\n"
+        "if '-c' in sys.orig_argv: os.write(1, b'\\xffhello')\n"
+        "atexit.register(print, 'bye')\n"
     )
     assert "wrote" in venv.cli("autostart", "enable").stdout
     assert "activated by autostart" in venv.cli("autostart", "status").stdout
 
 
-def test_autostart_leaves_a_file_of_somebody_else(venv: Venv) -> None:
-    (venv.site / PTH).write_text("import sys\n")
+@pytest.mark.parametrize("content", ["import sys\n", ""])
+def test_autostart_leaves_a_file_of_somebody_else(venv: Venv, content: str) -> None:
+    (venv.site / PTH).write_text(content)
     for action in "enable", "disable":
         assert "not written by this command" in venv.cli("autostart", action, code=2).stderr
-    assert (venv.site / PTH).read_text() == "import sys\n"
+    assert (venv.site / PTH).read_text() == content
 
 
 def test_autostart_costs_a_bare_interpreter_one_module(venv: Venv) -> None:
@@ -395,6 +398,10 @@ def test_autostart_in_the_user_site(venv: Venv, tmp_path: Path) -> None:
     assert said["new_interpreter"] == "autostart"
     assert Path(said["file"]).is_relative_to(tmp_path / "user")
     assert "already" in venv.cli("autostart", "enable", "--user", env=env).stdout
+    # As another release of ours might have written it.
+    file = Path(said["file"])
+    file.write_text(file.read_text().replace("import dyn", "import sys, dyn"))
+    assert "wrote" in venv.cli("autostart", "enable", "--user", env=env).stdout
     venv.cli("autostart", "disable", "--user", env=env)
     assert snapshot(venv.site) == before
     assert set(snapshot(tmp_path / "user")) == {"kept"}
@@ -515,6 +522,14 @@ def test_a_bug_of_ours_is_red_everywhere(venv: Venv) -> None:
     assert "PatchError: no patch can be applied (RuntimeError: bug)" in finished.stderr
     assert reports(finished)[0]["state"] == "not applied"
     assert "RuntimeError: bug" in venv.cli("verify", "missing-key", code=2, env=strict).stderr
+
+
+def test_verify_is_red_where_nothing_is_patched(venv: Venv) -> None:
+    off = {"DYNAMO_CYCLEFIX_PATCHES": "-observed-exceptions"}
+    assert " open\n" in venv.cli("verify", "missing-key", env=off).stdout
+    ids = [line.split()[0] for line in venv.cli("status").stdout.splitlines()[1:] if line[0] != " "]
+    off = {"DYNAMO_CYCLEFIX_PATCHES": ",".join(f"-{name}" for name in ids)}
+    assert "is switched off" in venv.cli("verify", "missing-key", env=off, code=1).stderr
 
 
 def test_commands_of_a_damaged_package(venv: Venv) -> None:

@@ -870,6 +870,11 @@ def test_logs(no_exception_cycles, caplog):
     assert "it says: invalid literal" in caplog.text and "Traceback" in caplog.text
     assert caplog.records[0].getMessage().startswith("it says: invalid literal")
 
+def test_logs_nonsense(no_exception_cycles, monkeypatch):
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    with no_exception_cycles():
+        logging.warning("%d", "nonsense")
+
 def test_leaves(no_exception_cycles):
     with no_exception_cycles():
         leave()
@@ -898,7 +903,7 @@ def test_the_fixture(tmp_path: Path) -> None:
     )
     out = done.stdout
     assert done.returncode == 1, out + done.stderr
-    for name in "clean", "logs", "compiled":
+    for name in "clean", "logs", "compiled", "logs_nonsense":
         assert f"PASSED test_suite.py::test_{name}" in out
     assert "FAILED test_suite.py::test_leaves - Failed: 1 exception cycle left" in out
     assert "held by local 'err' of leave" in out

@@ -642,6 +642,19 @@ def test_our_finder_is_removed() -> None:
     assert (after, state, no_error) == (False, "applied", "")
 
 
+def test_a_fork_waits_for_us_before_it_locks_logging() -> None:
+    """What was registered last comes first; the other way round, each would wait for the other."""
+    order = run_child("""
+import json, os, sys
+order = []
+os.register_at_fork = lambda **hooks: order.append(sys._getframe(1).f_globals["__name__"])
+import dynamo_cyclefix._finder
+print(json.dumps(order))
+""").json
+    assert "logging" in order
+    assert order[-1] == "dynamo_cyclefix._finder"
+
+
 @needs_torch
 def test_a_module_that_is_executed_at_its_first_use() -> None:
     """By the recipe in the documentation of ``importlib``; it stays lazy, and is patched then."""
