@@ -87,9 +87,12 @@ def dynamo_import(pairs):
 # Takes the patches back and applies them again in turn: between two processes, where memory happens
 # to lie makes more of a difference than the patches do.
 WORKER = """
-import gc, json, sys, time
+import gc, json, logging, sys, time
 import dynamo_cyclefix
 import torch
+
+# It warns of what is frozen below, at each switch.
+logging.getLogger("dynamo_cyclefix").setLevel("ERROR")
 
 model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)), torch.nn.ReLU())
 batch = torch.ones(2, 8)
