@@ -15,7 +15,7 @@ from dynamo_cyclefix import _cache, _catalogue, _gate, _rewrite
 from dynamo_cyclefix._catalogue import Catalogue, Patch, Target
 from dynamo_cyclefix._errors import PatchError, Refused, SourceMissing
 from dynamo_cyclefix._finder import lock, say
-from dynamo_cyclefix._swap import Swap, live_function
+from dynamo_cyclefix._swap import Swap, live_function, module_namespace
 
 if TYPE_CHECKING:
     from dynamo_cyclefix._wrapper import Wrap
@@ -36,11 +36,7 @@ class State(str, enum.Enum):
 
 IN_PLACE = (State.APPLIED, State.UNSEEN, State.WRAPPED)
 
-
 HIDDEN = "gc.freeze() may hide up to %d closures, which run torch's own code"
-
-# What `vars` gives, whatever attributes a subclass defines.
-_namespace = vars(ModuleType)["__dict__"].__get__
 
 Change: TypeAlias = "Swap | Wrap"
 
@@ -131,7 +127,7 @@ class Patcher:
             # A module that waits for its first use to be executed looks at every access.
             lookup = type.__getattribute__(kind, "__getattribute__")
             if issubclass(kind, ModuleType) and lookup is ModuleType.__getattribute__:
-                spec = _namespace(module).get("__spec__")
+                spec = module_namespace(module).get("__spec__")
                 if type(spec) is not ModuleSpec or not getattr(spec, "_initializing", False):
                     found.append(module)
         return found

@@ -56,9 +56,12 @@ def clear() -> int:
     """Remove all that was kept, for whatever interpreter, and tell how many files that were."""
     ours = re.compile(rf"{__package__}\..+\.kept(\.\d+)?")
     removed = 0
-    # The second, if another `PYTHONPYCACHEPREFIX` was set when it was kept.
+    # Beside the package, too, if `PYTHONPYCACHEPREFIX` was not set when it was kept.
     beside = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    for directory in {os.path.dirname(_path("")), os.path.join(beside, "__pycache__")}:
+    directories = {os.path.join(beside, "__pycache__")}
+    with contextlib.suppress(OSError):  # an interpreter that keeps no byte code
+        directories.add(os.path.dirname(_path("")))
+    for directory in directories:
         with contextlib.suppress(OSError):
             names = list(filter(ours.fullmatch, os.listdir(directory)))
             for name in names:

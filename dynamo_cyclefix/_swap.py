@@ -184,16 +184,22 @@ def _attribute(module: ModuleType, qualname: str) -> object:
     return found
 
 
+# What `vars` gives, whatever attributes a subclass defines; in C, so Dynamo sees no frame of it.
+module_namespace = vars(ModuleType)["__dict__"].__get__
+_class_namespace = vars(type)["__dict__"].__get__
+
+
 def namespace(owner: object) -> Mapping[str, object]:
     """The attributes of a module or class, and none of anything else that looks like one.
 
     Runs no code of the owner's.
     """
-    for kind in ModuleType, type:
-        if issubclass(type(owner), kind):
-            found: Mapping[str, object] = vars(kind)["__dict__"].__get__(owner)
-            return found
-    return {}
+    found: Mapping[str, object] = {}
+    if issubclass(type(owner), ModuleType):
+        found = module_namespace(owner)
+    elif issubclass(type(owner), type):
+        found = _class_namespace(owner)
+    return found
 
 
 def _described(found: object) -> str:

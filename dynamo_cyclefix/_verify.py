@@ -74,9 +74,7 @@ def run_scenarios(
                 result.status = event["status"]
                 ended = True
             elif kind == "lost":
-                if not result.ready:
-                    result.error = event["reason"]
-                elif current is not None:
+                if current is not None:
                     result.failures[current] = event["reason"]
                     seen(current)
                 else:

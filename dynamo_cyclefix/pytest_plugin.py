@@ -71,8 +71,7 @@ def no_exception_cycles(
     It fails as well if an exception of the block is still alive at its end, since its cycles can't
     be told then: ``pytest.raises(...) as info`` keeps it in `info`, so use ``match=`` or ``del``.
     What was logged in the block is kept as text alone. An exception that leaves the block passes.
-    The target of ``as`` is a
-    `dynamo_cyclefix.audit.watch`, whose `report` has the result.
+    The target of ``as`` is a `dynamo_cyclefix.audit.watch`, whose `report` has the result.
     """
     if request.config.pluginmanager.hasplugin("logging-plugin"):
         caplog = request.getfixturevalue("caplog")
