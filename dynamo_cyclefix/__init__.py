@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from dynamo_cyclefix._activation import activate, deactivate, status
     from dynamo_cyclefix._errors import CatalogueError, PatchError
+    from dynamo_cyclefix._patching.session import activate, deactivate, status
 
 __all__ = ["CatalogueError", "PatchError", "activate", "deactivate", "status"]
 __version__ = "0.1.0"
@@ -82,7 +82,7 @@ class Waiting:
 
             if dynamo_cyclefix._active is not self:
                 return  # deactivated, or the package was imported anew: then that one patches
-            from dynamo_cyclefix._finder import wake
+            from dynamo_cyclefix._patching.finder import wake
 
             wake(self)
         except Exception as error:
@@ -146,7 +146,7 @@ def __dir__() -> "list[str]":
 
 def __getattr__(name: str) -> object:
     if name in __all__:
-        from dynamo_cyclefix import _activation
+        from dynamo_cyclefix._patching import session as _activation
 
         return getattr(_activation, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -163,7 +163,7 @@ if _mode in ("on", "strict") and "torch" not in sys.modules:
     )
     sys.meta_path.insert(0, _active)
 elif _mode.strip().lower() != "off":
-    from dynamo_cyclefix._activation import activate
+    from dynamo_cyclefix._patching.session import activate
 
     activate(way=_way())
 if environ.get("DYNAMO_CYCLEFIX_REPORT") == "1":

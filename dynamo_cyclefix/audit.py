@@ -601,7 +601,9 @@ def _owner_in_words(cycle: Cycle) -> str:
 
 def _covering_patch(code: types.CodeType, module: str, name: str) -> str | None:
     """Id of the patch for the local or cell `name` of this function of torch; None if none is."""
-    from dynamo_cyclefix import _catalogue, _errors, _gate
+    from dynamo_cyclefix import _errors
+    from dynamo_cyclefix._catalogue import gate as _gate
+    from dynamo_cyclefix._catalogue import toml as _catalogue
 
     version = str(sys.modules["torch"].__version__)
     try:

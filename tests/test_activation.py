@@ -488,7 +488,7 @@ def test_torch_survives_a_damaged_package_and_says_so(
         venv.cli("autostart", "enable")
     else:
         env["PYTHONPATH"] = venv.cli("sitecustomize-dir").stdout.strip()
-    finder = venv.site / "dynamo_cyclefix" / "_finder.py"
+    finder = venv.site / "dynamo_cyclefix" / "_patching" / "finder.py"
     if damage == "missing":
         finder.unlink()
     else:
@@ -502,7 +502,7 @@ def test_torch_survives_a_damaged_package_and_says_so(
 
 def test_a_bug_of_ours_is_red_everywhere(venv: Venv) -> None:
     venv.cli("autostart", "enable")
-    gate = venv.site / "dynamo_cyclefix" / "_gate.py"
+    gate = venv.site / "dynamo_cyclefix" / "_catalogue" / "gate.py"
     gate.write_text(gate.read_text() + "\n\ndef is_affected(*_):\n    raise RuntimeError('bug')\n")
     env = {"DYNAMO_CYCLEFIX_REPORT": "1"}
 
@@ -536,7 +536,7 @@ def test_verify_is_red_where_nothing_is_patched(venv: Venv) -> None:
 
 def test_commands_of_a_damaged_package(venv: Venv) -> None:
     venv.cli("autostart", "enable")
-    patcher = venv.site / "dynamo_cyclefix" / "_patcher.py"
+    patcher = venv.site / "dynamo_cyclefix" / "_patching" / "patcher.py"
     patcher.write_text(patcher.read_text()[:1500] + "(")
     for command in "status", "diff", "sources":
         said = venv.cli(command, code=2).stderr

@@ -9,8 +9,11 @@ import pytest
 from conftest import run_child
 from test_rewrite import SAMPLES, Sample
 
-from dynamo_cyclefix import _cache, _catalogue, _rewrite, _store
+from dynamo_cyclefix import _store
+from dynamo_cyclefix._catalogue import toml as _catalogue
 from dynamo_cyclefix._errors import Refused
+from dynamo_cyclefix._patching import cache as _cache
+from dynamo_cyclefix._rewriting import rewrite as _rewrite
 
 
 @pytest.fixture(autouse=True)
@@ -177,7 +180,8 @@ def test_it_is_kept_where_an_uninstallation_leaves_nothing_to_import() -> None:
 
 START = """
 import gc, json, os, sys, weakref
-from dynamo_cyclefix import _rewrite, _store
+from dynamo_cyclefix import _store
+from dynamo_cyclefix._rewriting import rewrite as _rewrite
 sys.dont_write_bytecode = False
 _store._path = lambda name: os.path.join({folder!r}, name)
 derived, original = [], _rewrite.rewrite

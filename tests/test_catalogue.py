@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, run_child
 
-from dynamo_cyclefix import CatalogueError, _catalogue
+from dynamo_cyclefix import CatalogueError
+from dynamo_cyclefix._catalogue import toml as _catalogue
 
 GOOD = """
 id = "good"
@@ -170,7 +171,7 @@ FILES = {file.name for file in (ROOT / "patches").glob("*.toml")}
 
 LIST = """
     import json
-    from dynamo_cyclefix import _catalogue
+    from dynamo_cyclefix._catalogue import toml as _catalogue
     print(json.dumps([str(_catalogue.directory()), sorted(_catalogue.load().patches)]))
 """
 

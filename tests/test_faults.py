@@ -22,8 +22,15 @@ from pathlib import Path
 os.environ["DYNAMO_CYCLEFIX"] = "off"
 import torch
 import dynamo_cyclefix
-from dynamo_cyclefix import _cache, _catalogue, _finder, _gate, _patcher, _rewrite, _status
-from dynamo_cyclefix import _store, _swap
+from dynamo_cyclefix._patching import cache as _cache
+from dynamo_cyclefix._catalogue import toml as _catalogue
+from dynamo_cyclefix._patching import finder as _finder
+from dynamo_cyclefix._catalogue import gate as _gate
+from dynamo_cyclefix._patching import patcher as _patcher
+from dynamo_cyclefix._rewriting import rewrite as _rewrite
+from dynamo_cyclefix._commands import status as _status
+from dynamo_cyclefix import _store
+from dynamo_cyclefix._patching import replacement as _swap
 
 _store._path = lambda name: "/nowhere/none"  # every step is to be taken
 CATALOGUE = _catalogue.load()

@@ -22,7 +22,10 @@ import pytest
 from conftest import observation, run_child
 from packaging.version import Version
 
-from dynamo_cyclefix import _catalogue, _gate, _verify, scenarios
+from dynamo_cyclefix import scenarios
+from dynamo_cyclefix._catalogue import gate as _gate
+from dynamo_cyclefix._catalogue import toml as _catalogue
+from dynamo_cyclefix._commands import verify as _verify
 
 TORCH = Path(importlib.util.find_spec("torch").origin).parent
 VERSION = re.search(r"__version__ = '(.+)'", (TORCH / "version.py").read_text("utf-8"))[1]

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from dynamo_cyclefix import _measure
-from dynamo_cyclefix._measure import memory, supervisor
-from dynamo_cyclefix._measure.analysis import Slope, judge, segments, slope, summarize
-from dynamo_cyclefix._measure.experiment import schedule
-from dynamo_cyclefix._measure.memory import MIB
-from dynamo_cyclefix._measure.records import Arm, Collection, Job, Run, Sample, Worker
+from dynamo_cyclefix._commands import measure as _measure
+from dynamo_cyclefix._measuring import memory, supervisor
+from dynamo_cyclefix._measuring.analysis import Slope, judge, segments, slope, summarize
+from dynamo_cyclefix._measuring.experiment import schedule
+from dynamo_cyclefix._measuring.memory import MIB
+from dynamo_cyclefix._measuring.records import Arm, Collection, Job, Run, Sample, Worker
 
 HERE = Path(__file__).parent
 
@@ -43,7 +43,7 @@ def measure(*options: str) -> subprocess.CompletedProcess[str]:
 
 def leaking(setup: Any) -> Any:
     """A service with a leak of its own: it keeps every exception."""
-    from dynamo_cyclefix._measure.workloads import malformed
+    from dynamo_cyclefix._measuring.workloads import malformed
 
     handler, kept = malformed(setup), []
 
@@ -59,7 +59,7 @@ def leaking(setup: Any) -> Any:
 
 def interrupting(setup: Any) -> Any:
     """Interrupt the supervisor, as Ctrl-C does, in the arm with the patches."""
-    from dynamo_cyclefix._measure.workloads import malformed
+    from dynamo_cyclefix._measuring.workloads import malformed
 
     handler = malformed(setup)
 

@@ -22,9 +22,9 @@ import pytest
 from conftest import run_child
 from packaging.specifiers import SpecifierSet
 
-from dynamo_cyclefix import _rewrite
-from dynamo_cyclefix._catalogue import Target
+from dynamo_cyclefix._catalogue.toml import Target
 from dynamo_cyclefix._errors import Refused
+from dynamo_cyclefix._rewriting import rewrite as _rewrite
 
 FILE = "/nowhere/sample.py"
 
@@ -819,8 +819,8 @@ WITH_OPTIONS = """
     import contextlib, gc, json, weakref
     import optimised
     from packaging.specifiers import SpecifierSet
-    from dynamo_cyclefix import _rewrite
-    from dynamo_cyclefix._catalogue import Target
+    from dynamo_cyclefix._rewriting import rewrite as _rewrite
+    from dynamo_cyclefix._catalogue.toml import Target
 
     class Payload: pass
 

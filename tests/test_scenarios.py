@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dynamo_cyclefix import scenarios
-from dynamo_cyclefix._catalogue import load as load_catalogue
+from dynamo_cyclefix._catalogue.toml import load as load_catalogue
 from dynamo_cyclefix.scenarios import _registry
 
 

@@ -1,8 +1,8 @@
 """The measured process: serves the requests of a job and reports after each.
 
-Run as `python -m dynamo_cyclefix._measure.worker`: importing the package places the patches before
-torch is loaded, unless DYNAMO_CYCLEFIX=off. The job is read from standard input as JSON; standard
-output gets one JSON message per line.
+Run as `python -m dynamo_cyclefix._measuring.worker`: importing the package places the patches
+before torch is loaded, unless DYNAMO_CYCLEFIX=off. The job is read from standard input as JSON;
+standard output gets one JSON message per line.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import psutil
 import torch
 
 import dynamo_cyclefix
-from dynamo_cyclefix._measure import workloads
-from dynamo_cyclefix._measure.records import Collection, Job, Sample
+from dynamo_cyclefix._measuring import workloads
+from dynamo_cyclefix._measuring.records import Collection, Job, Sample
 
 Send = Callable[[str, Any], None]
 

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO
 
-from dynamo_cyclefix._measure.memory import mib
-from dynamo_cyclefix._measure.records import Collection, Job, Run, Sample, Worker
+from dynamo_cyclefix._measuring.memory import mib
+from dynamo_cyclefix._measuring.records import Collection, Job, Run, Sample, Worker
 
 OnSample = Callable[[Sample], None]
 
@@ -107,7 +107,7 @@ def _worker_process(
     job: Job, environment: Mapping[str, str], errors: IO[str]
 ) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        [sys.executable, "-m", "dynamo_cyclefix._measure.worker"],
+        [sys.executable, "-m", "dynamo_cyclefix._measuring.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,

@@ -9,7 +9,8 @@ import os
 
 def directory() -> str:
     """Where the ``sitecustomize`` is that activates this package; it may be inside a zip file."""
-    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "sitecustomize")
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return os.path.join(package, "sitecustomize")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 
-from dynamo_cyclefix._sitecustomize import directory
+from dynamo_cyclefix._commands.sitecustomize_dir import directory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

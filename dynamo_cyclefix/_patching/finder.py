@@ -1,7 +1,7 @@
 """The meta-path finder that knows the targets, and has them patched before anyone can use them.
 
 Loaded before torch's first submodule is executed, and with it what does the work
-(:mod:`dynamo_cyclefix._patcher`).
+(:mod:`dynamo_cyclefix._patching.patcher`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from dynamo_cyclefix._errors import PatchError
-    from dynamo_cyclefix._patcher import Patcher
+    from dynamo_cyclefix._patching.patcher import Patcher
 
 # What changes torch, or tells of it, does so one thread at a time.
 lock = RLock()
@@ -82,7 +82,7 @@ def retire_others(but: Waiting | None = None) -> None:
     """
     for finder in list(sys.meta_path):
         home = str(type(finder).__module__)
-        if home.partition(".")[0] == __package__ and finder is not but:
+        if home.partition(".")[0] == "dynamo_cyclefix" and finder is not but:
             sys.meta_path.remove(finder)
             # Without it, it has patched nothing yet.
             if hasattr(finder, "take_back"):
@@ -111,7 +111,7 @@ class TargetFinder(Waiting):
                 return None
             if self._patcher is None and not self.error:
                 try:
-                    from dynamo_cyclefix import _patcher
+                    from dynamo_cyclefix._patching import patcher as _patcher
 
                     self._patcher = _patcher.make(self.strict, self.patches, self.accept_unseen)
                 except Exception as error:

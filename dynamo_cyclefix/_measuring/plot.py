@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from dynamo_cyclefix._measure.memory import MIB
-from dynamo_cyclefix._measure.records import Collection, Run, Sample
+from dynamo_cyclefix._measuring.memory import MIB
+from dynamo_cyclefix._measuring.records import Collection, Run, Sample
 
 # Told apart by line style and width as well as by colour, for print in grey.
 _STYLES: list[dict[str, Any]] = [

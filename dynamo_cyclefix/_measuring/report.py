@@ -12,9 +12,9 @@ from typing import IO, Any
 
 from rich.table import Table
 
-from dynamo_cyclefix._measure.analysis import Slope, Summary, Verdict
-from dynamo_cyclefix._measure.memory import MIB, mib
-from dynamo_cyclefix._measure.records import Run, Sample
+from dynamo_cyclefix._measuring.analysis import Slope, Summary, Verdict
+from dynamo_cyclefix._measuring.memory import MIB, mib
+from dynamo_cyclefix._measuring.records import Run, Sample
 
 
 def _interval(slope: Slope | None, unit: float = 1) -> str:

@@ -11,14 +11,17 @@ from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dynamo_cyclefix import _cache, _catalogue, _gate, _rewrite
-from dynamo_cyclefix._catalogue import Catalogue, Patch, Target
+from dynamo_cyclefix._catalogue import gate as _gate
+from dynamo_cyclefix._catalogue import toml as _catalogue
+from dynamo_cyclefix._catalogue.toml import Catalogue, Patch, Target
 from dynamo_cyclefix._errors import PatchError, Refused, SourceMissing
-from dynamo_cyclefix._finder import lock, say
-from dynamo_cyclefix._swap import Swap, live_function, module_namespace
+from dynamo_cyclefix._patching import cache as _cache
+from dynamo_cyclefix._patching.finder import lock, say
+from dynamo_cyclefix._patching.replacement import Swap, live_function, module_namespace
+from dynamo_cyclefix._rewriting import rewrite as _rewrite
 
 if TYPE_CHECKING:
-    from dynamo_cyclefix._wrapper import Wrap
+    from dynamo_cyclefix._patching.wrapper import Wrap
 
 
 class State(str, enum.Enum):
@@ -196,7 +199,7 @@ class Patcher:
                 cache = cache or _cache.Cache(module.__name__, source_of(module))
             except SourceMissing as error:
                 # Imported here: wrapt is not free, and hardly any torch lacks its source.
-                from dynamo_cyclefix import _wrapper
+                from dynamo_cyclefix._patching import wrapper as _wrapper
 
                 if _wrapper.is_fixed(function.__code__, group):
                     states |= dict.fromkeys(group, (State.FIXED, "the code deletes the exception"))

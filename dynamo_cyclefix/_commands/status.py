@@ -14,12 +14,15 @@ from datetime import datetime, timezone
 from types import ModuleType
 
 import dynamo_cyclefix
-from dynamo_cyclefix import _catalogue, _gate, _patcher, _rewrite
-from dynamo_cyclefix._catalogue import Patch, Target
+from dynamo_cyclefix._catalogue import gate as _gate
+from dynamo_cyclefix._catalogue import toml as _catalogue
+from dynamo_cyclefix._catalogue.toml import Patch, Target
 from dynamo_cyclefix._errors import CatalogueError, PatchError, Refused
-from dynamo_cyclefix._finder import TargetFinder, lock
-from dynamo_cyclefix._patcher import HIDDEN, IN_PLACE, Patcher, State, source_of
-from dynamo_cyclefix._swap import decorators, live_function, overrides
+from dynamo_cyclefix._patching import patcher as _patcher
+from dynamo_cyclefix._patching.finder import TargetFinder, lock
+from dynamo_cyclefix._patching.patcher import HIDDEN, IN_PLACE, Patcher, State, source_of
+from dynamo_cyclefix._patching.replacement import decorators, live_function, overrides
+from dynamo_cyclefix._rewriting import rewrite as _rewrite
 
 
 @dataclass(frozen=True)
@@ -214,7 +217,7 @@ _IN_NEW_INTERPRETER = """
 import sys
 if "dynamo_cyclefix" not in sys.modules:
     sys.exit(3)
-from dynamo_cyclefix._cli import main
+from dynamo_cyclefix._commands.main import main
 sys.exit(main(["status", *sys.argv[1:]]))
 """
 

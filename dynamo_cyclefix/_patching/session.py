@@ -7,11 +7,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from dynamo_cyclefix._errors import CatalogueError, PatchError
-from dynamo_cyclefix._finder import TargetFinder, lock, retire_others, say, wake
+from dynamo_cyclefix._patching.finder import TargetFinder, lock, retire_others, say, wake
 
 if TYPE_CHECKING:
-    from dynamo_cyclefix._patcher import Patcher
-    from dynamo_cyclefix._status import Status
+    from dynamo_cyclefix._commands.status import Status
+    from dynamo_cyclefix._patching.patcher import Patcher
 
 __all__ = ["CatalogueError", "PatchError", "activate", "deactivate", "status"]
 
@@ -90,7 +90,7 @@ def status() -> Status:
     Imports neither torch nor any part of it: a patch whose modules are not imported is "pending".
     """
     import dynamo_cyclefix
-    from dynamo_cyclefix import _status
+    from dynamo_cyclefix._commands import status as _status
 
     active = dynamo_cyclefix._active
     return _status.status(wake(active) if active else None)

@@ -11,7 +11,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from dynamo_cyclefix._measure.memory import size
+from dynamo_cyclefix._measuring.memory import size
 
 _LIBRARIES = ("matplotlib", "numpy", "psutil", "rich")
 
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    from dynamo_cyclefix._measure import experiment
+    from dynamo_cyclefix._measuring import experiment
 
     return experiment.run(arguments)
 

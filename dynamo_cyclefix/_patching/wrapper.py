@@ -15,15 +15,15 @@ from typing import Any
 
 import wrapt
 
-from dynamo_cyclefix._catalogue import Target
+from dynamo_cyclefix._catalogue.toml import Target
 from dynamo_cyclefix._errors import Refused
-from dynamo_cyclefix._swap import namespace
+from dynamo_cyclefix._patching.replacement import namespace
 
 
 class Wrap:
     """One function, the wrapper around it, and everything that holds the function by name.
 
-    Like a :class:`dynamo_cyclefix._swap.Swap`, but for what it puts in place.
+    Like a :class:`dynamo_cyclefix._patching.replacement.Swap`, but for what it puts in place.
 
     Args:
         module: the module that defines the function.

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType
 
-from dynamo_cyclefix import __version__, _rewrite, _store
-from dynamo_cyclefix._catalogue import Target
-from dynamo_cyclefix._rewrite import Rewrite
+from dynamo_cyclefix import __version__, _store
+from dynamo_cyclefix._catalogue.toml import Target
+from dynamo_cyclefix._rewriting import rewrite as _rewrite
+from dynamo_cyclefix._rewriting.rewrite import Rewrite
 
 
 def _made_by() -> bytes:
@@ -21,7 +22,8 @@ def _made_by() -> bytes:
     columns = getattr(compile("a", "", "eval"), "co_positions", list)
     try:
         # The rewrite, and the form of what is kept.
-        sources = [Path(file).read_bytes() for file in (_rewrite.__file__, __file__)]
+        rewriting = sorted(Path(_rewrite.__file__).parent.glob("*.py"))
+        sources = [path.read_bytes() for path in (*rewriting, Path(__file__))]
     except OSError:  # installed as byte code only
         sources = [__version__.encode()]
     return repr([*columns()]).encode() + b"".join(sources)

@@ -12,15 +12,15 @@ import traceback
 from collections.abc import Sequence
 
 _COMMANDS = {
-    "status": ("_status", "tell what is patched on the installed torch, and why the rest is not"),
-    "verify": ("_verify", "prove on the installed torch that frames are released"),
-    "sources": ("_sources", "compare a release's functions with the sources seen before"),
-    "autostart": ("_autostart", "activate in every start of this interpreter, by a .pth file"),
-    "sitecustomize-dir": ("_sitecustomize", "print the directory that PYTHONPATH activates by"),
-    "run": ("_launch", "run a program, and every Python that it starts, with the patches"),
-    "scan": ("_scan", "list places in the installed torch that can still hold an exception"),
-    "measure": ("_measure", "measure memory, live frames and restarts, with and without patches"),
-    "diff": ("_diff", "show what runs instead of the installed torch's own functions"),
+    "status": ("status", "tell what is patched on the installed torch, and why the rest is not"),
+    "verify": ("verify", "prove on the installed torch that frames are released"),
+    "sources": ("sources", "compare a release's functions with the sources seen before"),
+    "autostart": ("autostart", "activate in every start of this interpreter, by a .pth file"),
+    "sitecustomize-dir": ("sitecustomize_dir", "print the directory that PYTHONPATH activates by"),
+    "run": ("run", "run a program, and every Python that it starts, with the patches"),
+    "scan": ("scan", "list places in the installed torch that can still hold an exception"),
+    "measure": ("measure", "measure memory, live frames and restarts, with and without patches"),
+    "diff": ("diff", "show what runs instead of the installed torch's own functions"),
 }
 
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         if name in argv[:1]:
             try:
-                chosen = importlib.import_module(f"dynamo_cyclefix.{module}")
+                chosen = importlib.import_module(f"{__package__}.{module}")
             except Exception as error:
                 print(
                     "dynamo-cyclefix: the installation is damaged:"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any, NamedTuple, TypeVar
 
-from dynamo_cyclefix._catalogue import LOCALS, Target
+from dynamo_cyclefix._catalogue.toml import LOCALS, Target
 from dynamo_cyclefix._errors import Refused
 
 _Node = TypeVar("_Node", bound=ast.AST)

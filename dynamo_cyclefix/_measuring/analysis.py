@@ -10,8 +10,8 @@ from itertools import groupby
 
 import numpy as np
 
-from dynamo_cyclefix._measure.memory import MIB
-from dynamo_cyclefix._measure.records import Collection, Run, Sample, Worker
+from dynamo_cyclefix._measuring.memory import MIB
+from dynamo_cyclefix._measuring.records import Collection, Run, Sample, Worker
 
 Point = tuple[float, float]
 _Z = statistics.NormalDist().inv_cdf(0.975)

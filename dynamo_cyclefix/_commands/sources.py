@@ -16,11 +16,14 @@ from types import CodeType
 
 from packaging.version import Version
 
-from dynamo_cyclefix import _catalogue, _gate, _installed, _rewrite
-from dynamo_cyclefix._catalogue import Catalogue, Target
+from dynamo_cyclefix import _installed
+from dynamo_cyclefix._catalogue import gate as _gate
+from dynamo_cyclefix._catalogue import toml as _catalogue
+from dynamo_cyclefix._catalogue.toml import Catalogue, Target
 from dynamo_cyclefix._errors import CatalogueError, Refused
 from dynamo_cyclefix._installed import TorchNotFound
-from dynamo_cyclefix._patcher import source_hash
+from dynamo_cyclefix._patching.patcher import source_hash
+from dynamo_cyclefix._rewriting import rewrite as _rewrite
 
 SAME = "same source"
 NEW = "new source, recognised"

@@ -118,8 +118,8 @@ class Catalogue(NamedTuple):
 
 def directory() -> Traversable:
     """Where ``patches/`` is: inside an installed package, or beside it in a checkout."""
-    inside = resources.files(__package__).joinpath("patches")
-    return inside if inside.is_dir() else Path(__file__).parent.parent / "patches"
+    inside = resources.files("dynamo_cyclefix").joinpath("patches")
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "patches"
 
 
 def load(folder: Traversable | None = None) -> Catalogue:

@@ -8,9 +8,11 @@ import sys
 from collections.abc import Iterator
 
 import dynamo_cyclefix
-from dynamo_cyclefix import _activation, _rewrite, _status
-from dynamo_cyclefix._patcher import source_of
-from dynamo_cyclefix._swap import Swap
+from dynamo_cyclefix._commands import status as _status
+from dynamo_cyclefix._patching import session as _activation
+from dynamo_cyclefix._patching.patcher import source_of
+from dynamo_cyclefix._patching.replacement import Swap
+from dynamo_cyclefix._rewriting import rewrite as _rewrite
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

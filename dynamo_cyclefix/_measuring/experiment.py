@@ -19,10 +19,10 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from dynamo_cyclefix._measure import plot, report, supervisor
-from dynamo_cyclefix._measure.analysis import Summary, Verdict, judge, summarize
-from dynamo_cyclefix._measure.memory import free, mib, needed
-from dynamo_cyclefix._measure.records import Arm, Job, Run, Sample
+from dynamo_cyclefix._measuring import plot, report, supervisor
+from dynamo_cyclefix._measuring.analysis import Summary, Verdict, judge, summarize
+from dynamo_cyclefix._measuring.memory import free, mib, needed
+from dynamo_cyclefix._measuring.records import Arm, Job, Run, Sample
 
 _INTERRUPTED = 130
 _WIDTH = 110
@@ -44,7 +44,7 @@ def _arms(arguments: argparse.Namespace) -> list[Arm]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry out what the command line asks for; see `dynamo_cyclefix._measure.run`."""
+    """Carry out what the command line asks for; see `dynamo_cyclefix._measuring.run`."""
     rate = arguments.error_rate or (0.2 if arguments.workload == "mixed" else 1.0)
     job = Job(
         workload=arguments.workload,
