@@ -34,6 +34,7 @@ chains of references and has no search for cycles.
 
 import collections
 import dataclasses
+import functools
 import gc
 import os
 import sys
@@ -42,7 +43,12 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dynamo_cyclefix._catalogue.model import Key
 
 __all__ = ["Cycle", "Report", "run", "watch"]
 
@@ -601,25 +607,24 @@ def _owner_in_words(cycle: Cycle) -> str:
 
 def _covering_patch(code: types.CodeType, module: str, name: str) -> str | None:
     """Id of the patch for the local or cell `name` of this function of torch; None if none is."""
-    from dynamo_cyclefix import _errors
-    from dynamo_cyclefix._catalogue import gate as _gate
-    from dynamo_cyclefix._catalogue import toml as _catalogue
+    from dynamo_cyclefix._catalogue.model import covering_patch
 
-    version = str(sys.modules["torch"].__version__)
+    release = str(sys.modules["torch"].__version__)
+    return covering_patch(_covered(release), (module, _qualname(code), name))
+
+
+@functools.cache
+def _covered(release: str) -> "Mapping[Key, str]":
+    from dynamo_cyclefix import _errors
+    from dynamo_cyclefix._catalogue import toml
+
     try:
-        for patch, target in _catalogue.load().targets():
-            function = target.function
-            if not hasattr(code, "co_qualname"):
-                function = function.rpartition(".")[2]
-            if (
-                (module, _qualname(code)) == (target.module, function)
-                and name in target.names
-                and _gate.is_affected(version, target.affected)
-            ):
-                return patch.id
+        covered = toml.load().covering(release)
     except (_errors.CatalogueError, _errors.Refused):
-        pass  # nothing is patched then, and `status` says why
-    return None
+        return {}  # nothing is patched then, and `status` says why
+    if not hasattr(types.CodeType, "co_qualname"):
+        return {(m, f.rpartition(".")[2], name): patch for (m, f, name), patch in covered.items()}
+    return covered
 
 
 # ---- tensors -------------------------------------------------------------------------------------

@@ -813,7 +813,7 @@ def run_scan(*arguments: str, **known: Any) -> int:
     parser = argparse.ArgumentParser()
     scan.add_arguments(parser)
     mappings = known.get("patched", {}), known.get("explained", {})
-    with mock.patch.object(_scan, "catalogued", return_value=mappings):
+    with mock.patch.object(scan, "catalogued", return_value=mappings):
         return scan.run(parser.parse_args(arguments))
 
 

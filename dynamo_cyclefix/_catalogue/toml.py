@@ -1,119 +1,31 @@
-"""The patch catalogue: the files of ``patches/`` as frozen, typed objects.
-
-Named tuples, since every import of torch pays for making these classes.
-"""
+"""Reads the patch files and the record of known sources."""
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from dynamo_cyclefix import __version__, _store
+from dynamo_cyclefix._catalogue.model import Catalogue, Explained, Patch, Target
 from dynamo_cyclefix._errors import CatalogueError
+from dynamo_cyclefix._rewriting.edits import KINDS, Edit
 
 if sys.version_info >= (3, 11):
     from importlib.resources.abc import Traversable
 else:
     from importlib.abc import Traversable
 
-LOCALS = "<locals>"
 _SOURCES = "sources.json"
 
 T = TypeVar("T")
-
-
-class Target(NamedTuple):
-    """One function that holds an exception.
-
-    Attributes:
-        module: the dotted name of the module that defines it.
-        function: its qualified name in that module; ``<locals>`` steps into a nested function.
-        names: the parameters and locals (cells too) that hold the exception.
-        helpers: nested functions that close over one of ``names`` and must take it as a parameter.
-        closures: nested functions (``<lambda>`` too) that close over one of ``names`` and may go on
-            doing so, because none of them outlives the call.
-        affected: the torch versions whose function makes the mistake (PEP 440).
-        own_args: the function is an exception's ``__init__`` that hands one of ``names``, the
-            exception itself, to ``super().__init__``: its ``args`` must not hold it.
-    """
-
-    module: str
-    function: str
-    names: tuple[str, ...]
-    helpers: tuple[str, ...]
-    closures: tuple[str, ...]
-    affected: SpecifierSet
-    own_args: bool = False
-
-    @property
-    def outermost(self) -> str:
-        """The qualified name of the function that is live as a module's or class's attribute."""
-        return self.function.partition(f".{LOCALS}.")[0]
-
-    @property
-    def key(self) -> str:
-        """How messages and the record of known sources name the target."""
-        return f"{self.module}:{self.function}"
-
-
-class Patch(NamedTuple):
-    """One backport: everything that is applied, or left, together.
-
-    Attributes:
-        id: the name by which it is switched on and off.
-        title: one line for a table.
-        why: what the user loses without it.
-        upstream: where PyTorch fixed or discusses it; empty where it has not.
-        targets: the functions, in the order of the file.
-    """
-
-    id: str
-    title: str
-    why: str
-    upstream: str
-    targets: tuple[Target, ...]
-
-
-class Explained(NamedTuple):
-    """A place that the scan lists and no patch covers, with the reason."""
-
-    module: str
-    function: str
-    name: str
-    reason: str
-
-
-class Catalogue(NamedTuple):
-    """All patches; the sources their functions are known to have; what the scan need not report.
-
-    Attributes:
-        patches: by id, in the order of the file names.
-        sources: for ``module:outermost function``, the SHA-256 of each source seen and the releases
-            that have it.
-        explained: sites that stay open on purpose.
-    """
-
-    patches: Mapping[str, Patch]
-    sources: Mapping[str, Mapping[str, tuple[str, ...]]]
-    explained: tuple[Explained, ...] = ()
-
-    @property
-    def modules(self) -> frozenset[str]:
-        """The dotted names of every module that a target lives in."""
-        return frozenset(target.module for _, target in self.targets())
-
-    def targets(self) -> Iterator[tuple[Patch, Target]]:
-        """Every target with its patch."""
-        for patch in self.patches.values():
-            for target in patch.targets:
-                yield patch, target
 
 
 def directory() -> Traversable:
@@ -212,20 +124,18 @@ def _check_owners(catalogue: Catalogue) -> None:
 
 def _patch(table: _Table) -> Patch:
     default = table.specifier("affected")
+    needs_source = table.flag("needs_source")
     targets = []
     for entry in table.tables("targets"):
-        targets.append(
-            Target(
-                module=entry.text("module"),
-                function=entry.text("function"),
-                names=entry.texts("names"),
-                helpers=entry.texts("helpers", required=False),
-                closures=entry.texts("closures", required=False),
-                affected=entry.specifier("affected", default),
-                own_args=entry.flag("own_args"),
-            )
+        target = Target(
+            module=entry.text("module"),
+            function=entry.text("function"),
+            edits=tuple(map(_edit, entry.tables("edits"))),
+            affected=entry.specifier("affected", default),
+            needs_source=needs_source,
         )
         entry.finish()
+        targets.append(target)
     patch = Patch(
         id=table.text("id"),
         title=table.text("title"),
@@ -235,6 +145,18 @@ def _patch(table: _Table) -> Patch:
     )
     table.finish()
     return patch
+
+
+def _edit(table: _Table) -> Edit:
+    kind = next(iter(table.content), "")
+    if kind not in KINDS:
+        raise CatalogueError(
+            f"patches/{table.where}: found {kind!r} first, expected a kind of edit:"
+            f" {', '.join(KINDS)}"
+        )
+    edit: Edit = KINDS[kind].read(table)
+    table.finish()
+    return edit
 
 
 class _Table:
@@ -270,6 +192,38 @@ class _Table:
         if not all(isinstance(value, str) and value for value in values):
             raise self._error(key, values, expected)
         return tuple(values)
+
+    def pairs(self, key: str) -> tuple[tuple[str, str], ...]:
+        expected = "a table of non-empty strings"
+        values = self._get(key, dict, expected, required=False)
+        if not all(isinstance(value, str) and value for value in values.values()):
+            raise self._error(key, values, expected)
+        return tuple(values.items())
+
+    def choice(self, key: str, choices: Sequence[str]) -> str:
+        value = self.text(key, required=False) or choices[0]
+        if value not in choices:
+            raise self._error(key, value, f"one of {', '.join(map(repr, choices))}")
+        return value
+
+    def statement(self, key: str, required: bool = True) -> str:
+        value = self.text(key, required)
+        if len(self._parsed(key, value)) != (1 if value else 0):
+            raise self._error(key, value, "one statement of Python")
+        return value
+
+    def place(self, key: str) -> str:
+        value = self.text(key)
+        match self._parsed(key, value):
+            case [ast.Expr(value=ast.Attribute() | ast.Subscript())]:
+                return value
+        raise self._error(key, value, "an attribute or an item, such as 'self.stack'")
+
+    def _parsed(self, key: str, value: str) -> list[ast.stmt]:
+        try:
+            return ast.parse(value).body
+        except SyntaxError:
+            raise self._error(key, value, "one statement of Python") from None
 
     def flag(self, key: str) -> bool:
         return self._get(key, bool, "true or false", required=False)

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterator
 
 import dynamo_cyclefix
+from dynamo_cyclefix import _rewriting
 from dynamo_cyclefix._commands import status as _status
 from dynamo_cyclefix._patching import session as _activation
 from dynamo_cyclefix._patching.patcher import source_of
 from dynamo_cyclefix._patching.replacement import Swap
-from dynamo_cyclefix._rewriting import rewrite as _rewrite
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _diff(swap: Swap) -> Iterator[str]:
     module = sys.modules[swap.targets[0].module]
     code, outermost = swap.original, swap.targets[0].outermost
-    texts = _rewrite.unparsed(source_of(module), code, outermost, swap.targets)
+    texts = _rewriting.unparsed(source_of(module), code, outermost, swap.targets)
     before, after = (text.splitlines() for text in texts)
     yield f"--- {code.co_filename}:{code.co_firstlineno} {outermost}"
     yield f"+++ {outermost} as it runs"

@@ -11,16 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dynamo_cyclefix import _installed
-from dynamo_cyclefix._catalogue import gate as _gate
 from dynamo_cyclefix._catalogue import toml as _catalogue
-from dynamo_cyclefix._catalogue.toml import LOCALS, Catalogue
+from dynamo_cyclefix._catalogue.model import Catalogue, Key
 from dynamo_cyclefix._errors import CatalogueError, PatchError, Refused
 from dynamo_cyclefix._installed import TorchNotFound
 from dynamo_cyclefix._patching import session as _activation
 from dynamo_cyclefix._scanning.package import (
-    ANY_NAME,
     PACKAGES,
-    Key,
     ScanError,
     Verdict,
     scan_package,
@@ -52,15 +49,7 @@ def catalogued(
     catalogue: Catalogue, release: str, enabled: Collection[str]
 ) -> tuple[dict[Key, str], dict[Key, str]]:
     """What the catalogue says of a release: the names that patches cover, those it explains."""
-    patched: dict[Key, str] = {}
-    for patch, target in catalogue.targets():
-        if patch.id in enabled and _gate.is_affected(release, target.affected):
-            for name in target.names:
-                patched[target.module, target.function, name] = patch.id
-            for helper in target.helpers:
-                # In a helper, whatever it binds and raises is released too.
-                function = f"{target.function}.{LOCALS}.{helper}"
-                patched[target.module, function, ANY_NAME] = patch.id
+    patched = {k: patch for k, patch in catalogue.covering(release).items() if patch in enabled}
     explained = {(e.module, e.function, e.name): e.reason for e in catalogue.explained}
     return patched, explained
 

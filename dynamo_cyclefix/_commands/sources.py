@@ -16,14 +16,13 @@ from types import CodeType
 
 from packaging.version import Version
 
-from dynamo_cyclefix import _installed
+from dynamo_cyclefix import _installed, _rewriting
 from dynamo_cyclefix._catalogue import gate as _gate
 from dynamo_cyclefix._catalogue import toml as _catalogue
-from dynamo_cyclefix._catalogue.toml import Catalogue, Target
+from dynamo_cyclefix._catalogue.model import Catalogue, Target
 from dynamo_cyclefix._errors import CatalogueError, Refused
 from dynamo_cyclefix._installed import TorchNotFound
 from dynamo_cyclefix._patching.patcher import source_hash
-from dynamo_cyclefix._rewriting import rewrite as _rewrite
 
 SAME = "same source"
 NEW = "new source, recognised"
@@ -58,7 +57,7 @@ def compare(root: Path, catalogue: Catalogue) -> Iterator[Finding]:
             continue
         try:
             source, code = _read(root, module, outermost)
-            rewritten = _rewrite.rewrite(source, code, outermost, affected)
+            rewritten = _rewriting.rewrite(source, code, outermost, affected)
             digest = source_hash(rewritten.block)
         except Refused as error:
             yield Finding(patch_id, key, UNKNOWN, str(error))
@@ -75,7 +74,7 @@ def compare(root: Path, catalogue: Catalogue) -> Iterator[Finding]:
 def _is_fixed(root: Path, target: Target) -> bool:
     try:
         source, code = _read(root, target.module, target.outermost)
-        return _rewrite.is_fixed(source, code, target)
+        return _rewriting.is_fixed(source, code, target.outermost, target)
     except Refused:
         return False
 

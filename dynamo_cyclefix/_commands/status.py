@@ -14,15 +14,15 @@ from datetime import datetime, timezone
 from types import ModuleType
 
 import dynamo_cyclefix
+from dynamo_cyclefix import _rewriting
 from dynamo_cyclefix._catalogue import gate as _gate
 from dynamo_cyclefix._catalogue import toml as _catalogue
-from dynamo_cyclefix._catalogue.toml import Patch, Target
+from dynamo_cyclefix._catalogue.model import Patch, Target
 from dynamo_cyclefix._errors import CatalogueError, PatchError, Refused
 from dynamo_cyclefix._patching import patcher as _patcher
 from dynamo_cyclefix._patching.finder import TargetFinder, lock
 from dynamo_cyclefix._patching.patcher import HIDDEN, IN_PLACE, Patcher, State, source_of
 from dynamo_cyclefix._patching.replacement import decorators, live_function, overrides
-from dynamo_cyclefix._rewriting import rewrite as _rewrite
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _is_fixed(module: ModuleType, target: Target) -> bool:
     """Of a version outside the affected ones, tell whether that is because it has the fix."""
     try:
         function = live_function(module, target.outermost)
-        return _rewrite.is_fixed(source_of(module), function.__code__, target)
+        return _rewriting.is_fixed(source_of(module), function.__code__, target.outermost, target)
     except Refused:
         return False
 

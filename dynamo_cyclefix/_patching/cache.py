@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType
 
-from dynamo_cyclefix import __version__, _store
-from dynamo_cyclefix._catalogue.toml import Target
-from dynamo_cyclefix._rewriting import rewrite as _rewrite
-from dynamo_cyclefix._rewriting.rewrite import Rewrite
+from dynamo_cyclefix import __version__, _rewriting, _store
+from dynamo_cyclefix._catalogue.model import Target
+from dynamo_cyclefix._rewriting import Rewrite
 
 
 def _made_by() -> bytes:
@@ -22,7 +21,7 @@ def _made_by() -> bytes:
     columns = getattr(compile("a", "", "eval"), "co_positions", list)
     try:
         # The rewrite, and the form of what is kept.
-        rewriting = sorted(Path(_rewrite.__file__).parent.glob("*.py"))
+        rewriting = sorted(Path(_rewriting.__file__).parent.glob("*.py"))
         sources = [path.read_bytes() for path in (*rewriting, Path(__file__))]
     except OSError:  # installed as byte code only
         sources = [__version__.encode()]
@@ -51,13 +50,13 @@ class Cache:
         self._changed = False
 
     def rewrite(self, code: CodeType, qualname: str, targets: Sequence[Target]) -> Rewrite:
-        """As :func:`_rewrite.rewrite`."""
+        """As :func:`_rewriting.rewrite`."""
         key = repr((qualname, targets))
         if key in self._entries:
             original, replacement, block = self._entries[key]
-            if _rewrite.differs(original, code) is None:
+            if _rewriting.differs(original, code) is None:
                 return Rewrite(original, replacement or original, block)
-        new = _rewrite.rewrite(self._source, code, qualname, targets)
+        new = _rewriting.rewrite(self._source, code, qualname, targets)
         self._entries[key] = new.original, None if new.is_fixed else new.replacement, new.block
         self._changed = True
         return new

@@ -11,14 +11,14 @@ from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from dynamo_cyclefix import _rewriting
 from dynamo_cyclefix._catalogue import gate as _gate
 from dynamo_cyclefix._catalogue import toml as _catalogue
-from dynamo_cyclefix._catalogue.toml import Catalogue, Patch, Target
+from dynamo_cyclefix._catalogue.model import Catalogue, Patch, Target
 from dynamo_cyclefix._errors import PatchError, Refused, SourceMissing
 from dynamo_cyclefix._patching import cache as _cache
 from dynamo_cyclefix._patching.finder import lock, say
 from dynamo_cyclefix._patching.replacement import Swap, live_function, module_namespace
-from dynamo_cyclefix._rewriting import rewrite as _rewrite
 
 if TYPE_CHECKING:
     from dynamo_cyclefix._patching.wrapper import Wrap
@@ -303,13 +303,13 @@ class Patcher:
 
 
 def _swap(
-    function: FunctionType, rewritten: _rewrite.Rewrite, outermost: str, group: Sequence[Target]
+    function: FunctionType, rewritten: _rewriting.Rewrite, outermost: str, group: Sequence[Target]
 ) -> Swap:
     nested = []
     for target in group:
         if target.function != outermost:
-            old = _rewrite.nested(function.__code__, outermost, target.function)
-            new = _rewrite.nested(rewritten.replacement, outermost, target.function)
+            old = _rewriting.nested(function.__code__, outermost, target.function)
+            new = _rewriting.nested(rewritten.replacement, outermost, target.function)
             if old.co_freevars != new.co_freevars:
                 raise Refused(f"the rewrite would change the free variables of {target.function}")
             nested.append((old, new))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from dynamo_cyclefix._catalogue.toml import Target
+from dynamo_cyclefix._catalogue.model import Target
 from dynamo_cyclefix._errors import Refused
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import wrapt
 
-from dynamo_cyclefix._catalogue.toml import Target
+from dynamo_cyclefix._catalogue.model import Target
 from dynamo_cyclefix._errors import Refused
 from dynamo_cyclefix._patching.replacement import namespace
 
@@ -67,9 +67,13 @@ class Wrap:
 
 
 def _check(code: CodeType, target: Target) -> None:
-    if target.function != target.outermost or target.own_args:
+    if (
+        target.function != target.outermost
+        or target.needs_source
+        or not all(edit.works_without_source for edit in target.edits)
+    ):
         raise Refused(f"the source of {target.key} is missing, and no wrapper would do")
-    for name in target.names:
+    for name in _names(target):
         if name not in code.co_varnames and name not in code.co_cellvars:
             raise Refused(f"{target.function} has no parameter or local {name!r}")
 
@@ -85,7 +89,11 @@ def is_fixed(code: CodeType, targets: Sequence[Target]) -> bool:
         if instruction.opname in ("DELETE_FAST", "DELETE_DEREF")
     }
     parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return all(name in deleted.intersection(parameters) for t in targets for name in t.names)
+    return all(name in deleted.intersection(parameters) for t in targets for name in _names(t))
+
+
+def _names(target: Target) -> list[str]:
+    return [name for function, name in target.holders() if function == target.function]
 
 
 def _clearing(code: CodeType) -> Callable[..., Any]:

@@ -22,6 +22,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from dynamo_cyclefix._catalogue.model import Key, covering_patch
+
 RAISED_PARAMETER = "raised-parameter"
 RAISED_LOCAL = "raised-local"
 EXCEPT_ALIAS = "except-alias"
@@ -52,12 +54,6 @@ PACKAGES = (
     "torch.fx",
 )
 """The packages on torch.compile's and torch.export's path, which are scanned by default."""
-
-ANY_NAME = "*"
-_KINDS = ("open", "patched", "released", "explained")
-
-Key = tuple[str, str, str]
-"""Module, dotted function and name, as in `Finding`."""
 
 
 @dataclass(frozen=True)
@@ -877,7 +873,7 @@ def scan_package(
                 f"could not read {path}: {error}; scan with the Python that runs this torch"
             ) from error
         for finding in findings:
-            patch = patched.get(finding.key) or patched.get((module, finding.function, ANY_NAME))
+            patch = covering_patch(patched, finding.key)
             if patch is not None:
                 verdicts.append(Verdict(finding, f"patched by {patch}"))
             elif finding.released:
