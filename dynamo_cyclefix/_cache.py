@@ -53,8 +53,9 @@ class Cache:
         key = repr((qualname, targets))
         if key in self._entries:
             original, replacement, block = self._entries[key]
-            if _rewrite.differs(original, code) is None:
-                return Rewrite(original, replacement or original, block)
+            new = Rewrite(original, replacement or original, block)
+            if not _rewrite.differs(original, code) and not _rewrite.changes(*new[:2]):
+                return new
         new = _rewrite.rewrite(self._source, code, qualname, targets)
         self._entries[key] = new.original, None if new.is_fixed else new.replacement, new.block
         self._changed = True

@@ -113,12 +113,19 @@ def rewrite(source: str, code: CodeType, qualname: str, targets: Sequence[Target
     if not apply(node, qualname, targets):
         return Rewrite(original, original, text)
     replacement = _compiled(unit, code, qualname)
+    if part := changes(original, replacement):
+        raise Refused(f"the rewrite would change {part}")
+    return Rewrite(original, replacement, text)
+
+
+def changes(original: CodeType, replacement: CodeType) -> str | None:
+    """Name what a replacement has to keep and does not; ``None`` if it keeps everything."""
     for part in _KEPT:
         if getattr(replacement, part) != getattr(original, part):
-            raise Refused(f"the rewrite would change {part}")
+            return part
     if (replacement.co_flags ^ original.co_flags) & ~_NO_CELLS:
-        raise Refused("the rewrite would change co_flags")
-    return Rewrite(original, replacement, text)
+        return "co_flags"
+    return None
 
 
 def is_fixed(source: str, code: CodeType, target: Target) -> bool:

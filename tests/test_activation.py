@@ -363,6 +363,17 @@ def test_disable_removes_what_was_kept_as_well(venv: Venv) -> None:
     assert snapshot(venv.site) == before
 
 
+def test_disable_removes_what_was_kept_for_another_way_in(venv: Venv) -> None:
+    before = snapshot(venv.site)
+    assert venv.cli("autostart", "disable").stdout.startswith("not enabled: there is no ")
+    program = "from dynamo_cyclefix import _catalogue; _catalogue.load()"
+    venv.run("-c", program, env={"PYTHONDONTWRITEBYTECODE": ""})
+    assert [name for name in snapshot(venv.site) if name.endswith(".kept")]
+    said = venv.cli("autostart", "disable").stdout
+    assert f"not enabled: there is no {venv.site / PTH}; removed 1 files of rewritten code" in said
+    assert snapshot(venv.site) == before
+
+
 def test_autostart_hears_itself_among_other_hooks(venv: Venv) -> None:
     (venv.site / "sitecustomize.py").write_text(
         "import atexit, os, sys\n"
