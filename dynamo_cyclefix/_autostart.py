@@ -87,6 +87,7 @@ def _enable(file: Path) -> str:
             content = CONTENT + "".join(before.partition(_MADE)[1:])
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
+            file.touch(0o644)  # nobody else may write what every start runs, whatever the umask
             file.write_text(content, "utf-8")
         except OSError:
             if before is None:

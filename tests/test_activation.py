@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -361,6 +362,11 @@ def test_disable_removes_what_was_kept_as_well(venv: Venv) -> None:
     assert [name for name in snapshot(venv.site) if name.endswith(".kept")]
     assert "files of rewritten code" in venv.cli("autostart", "disable").stdout
     assert snapshot(venv.site) == before
+
+
+def test_others_may_not_write_what_autostart_wrote(venv: Venv) -> None:
+    venv.cli("autostart", "enable", prefix=["sh", "-c", 'umask 0; exec "$0" "$@"'])
+    assert stat.S_IMODE((venv.site / PTH).stat().st_mode) == 0o644
 
 
 def test_disable_removes_what_was_kept_for_another_way_in(venv: Venv) -> None:
