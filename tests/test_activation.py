@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -360,6 +361,22 @@ def test_disable_removes_what_was_kept_as_well(venv: Venv) -> None:
     venv.run("parent.py", env={"PYTHONDONTWRITEBYTECODE": ""})
     assert [name for name in snapshot(venv.site) if name.endswith(".kept")]
     assert "files of rewritten code" in venv.cli("autostart", "disable").stdout
+    assert snapshot(venv.site) == before
+
+
+def test_others_may_not_write_what_autostart_wrote(venv: Venv) -> None:
+    venv.cli("autostart", "enable", prefix=["sh", "-c", 'umask 0; exec "$0" "$@"'])
+    assert stat.S_IMODE((venv.site / PTH).stat().st_mode) == 0o644
+
+
+def test_disable_removes_what_was_kept_for_another_way_in(venv: Venv) -> None:
+    before = snapshot(venv.site)
+    assert venv.cli("autostart", "disable").stdout.startswith("not enabled: there is no ")
+    program = "from dynamo_cyclefix import _catalogue; _catalogue.load()"
+    venv.run("-c", program, env={"PYTHONDONTWRITEBYTECODE": ""})
+    assert [name for name in snapshot(venv.site) if name.endswith(".kept")]
+    said = venv.cli("autostart", "disable").stdout
+    assert f"not enabled: there is no {venv.site / PTH}; removed 1 files of rewritten code" in said
     assert snapshot(venv.site) == before
 
 

@@ -1,9 +1,13 @@
 """Rewritten code that is kept on disk: when it counts, when not, and that nothing depends on it."""
 
 import os
+import re
 import shutil
+import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import run_child
@@ -13,7 +17,7 @@ from dynamo_cyclefix import _store
 from dynamo_cyclefix._catalogue import toml as _catalogue
 from dynamo_cyclefix._errors import Refused
 from dynamo_cyclefix._patching import cache as _cache
-from dynamo_cyclefix._rewriting import rewrite as _rewrite
+from dynamo_cyclefix import _rewriting as _rewrite
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +143,124 @@ def test_a_damaged_cache_is_made_anew(
     assert len(files(folder)) == (damage != "a directory")  # and nothing temporary
 
 
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("no_umask")
+@pytest.mark.parametrize(("source", "expected"), [(0o600, 0o600), (0o444, 0o644), (0o666, 0o644)])
+def test_others_may_not_write_it_and_read_it_only_if_they_may_read_ours(
+    source: int,
+    expected: int,
+    folder: Path,
+    derived: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = folder / "dynamo_cyclefix" / "_store.py"
+    ours.parent.mkdir()
+    ours.touch()
+    ours.chmod(source)
+    monkeypatch.setattr(_store, "__file__", str(ours))
+    rewrite(PLAIN)
+    (file,) = files(folder)
+    assert stat.S_IMODE(file.stat().st_mode) == expected
+    rewrite(PLAIN)
+    assert len(derived) == 1
+
+
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this user a stranger to the file."""
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+
+
+@pytest.mark.parametrize("what", ["file", "directory"])
+@pytest.mark.parametrize(
+    ("mode", "trusted"),
+    [
+        (0o755, {"file", "directory"}),
+        (0o775, {"directory"}),  # as the umask of many has it; a member's file is that member's
+        (0o757, set()),
+        (0o1777, {"directory"}),
+        (None, set()),
+    ],
+)
+def test_what_others_may_have_written_is_not_read(
+    what: str,
+    mode: int | None,
+    trusted: set[str],
+    folder: Path,
+    derived: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rewrite(PLAIN)
+    (file,) = files(folder)
+    path = file if what == "file" else file.parent
+    if mode is None:
+        give_away(path, monkeypatch)
+    else:
+        path.chmod(mode)
+    before = file.stat()
+    rewrite(PLAIN)
+    assert len(derived) == (1 if what in trusted else 2)
+    if what == "directory":  # nothing is written into one that is not trusted
+        assert file.stat() == before
+    elif mode is not None:  # ours is there now
+        rewrite(PLAIN)
+        assert len(derived) == (1 if what in trusted else 2)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files that are root's")
+def test_what_root_has_written_is_read(derived: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    rewrite(PLAIN)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    rewrite(PLAIN)
+    assert len(derived) == 1
+
+
+def test_a_process_of_the_same_id_is_not_in_the_way(folder: Path) -> None:
+    """In containers that share the directory every process is the first."""
+    rewrite(PLAIN)
+    (file,) = files(folder)
+    file.unlink()
+    other = file.with_name(f"{file.name}.{os.getpid()}")
+    other.touch()
+    rewrite(PLAIN)
+    assert set(files(folder)) == {file, other}
+    other.with_suffix(".0123456789abcdef").touch()
+    assert _store.clear() == 3
+    assert not files(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"co_name": "other"},
+        {"co_filename": "other.py"},
+        {"co_firstlineno": 7},
+        {"co_freevars": ("other",)},
+        {"co_flags": 0x23},
+    ],
+    ids=lambda change: "".join(change),
+)
+def test_a_replacement_is_checked_when_it_is_read(
+    change: dict[str, Any], derived: list[str]
+) -> None:
+    good = rewrite(PLAIN).replacement
+    digest, entries = _store.read("sample", _cache._MADE_BY)
+    ((key, (original, replacement, block)),) = entries.items()
+    bad = replacement.replace(**change)
+    assert _rewrite.differs(bad, replacement)
+    _store.write("sample", (digest, {key: (original, bad, block)}), _cache._MADE_BY)
+    assert _rewrite.differs(rewrite(PLAIN).replacement, good) is None
+    assert len(derived) == 2
+
+
 @pytest.mark.parametrize("why", ["-B", "a file in the way", "no byte code"])
 def test_where_nothing_can_be_written(
     why: str, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -181,7 +303,7 @@ def test_it_is_kept_where_an_uninstallation_leaves_nothing_to_import() -> None:
 START = """
 import gc, json, os, sys, weakref
 from dynamo_cyclefix import _store
-from dynamo_cyclefix._rewriting import rewrite as _rewrite
+from dynamo_cyclefix import _rewriting as _rewrite
 sys.dont_write_bytecode = False
 _store._path = lambda name: os.path.join({folder!r}, name)
 derived, original = [], _rewrite.rewrite
@@ -217,4 +339,4 @@ def test_torch_runs_what_an_earlier_process_derived(folder: Path) -> None:
         assert (off[1], first[1]) == (False, True)
     names = sorted(os.listdir(folder))
     assert not [name for name in names if not name.startswith(("torch.", "patches"))]
-    assert not [name for name in names if name.rpartition(".")[2].isdigit()]  # nothing temporary
+    assert not [name for name in names if re.search(r"\.[0-9a-f]{16}$", name)]  # nothing temporary

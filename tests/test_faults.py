@@ -27,7 +27,7 @@ from dynamo_cyclefix._catalogue import toml as _catalogue
 from dynamo_cyclefix._patching import finder as _finder
 from dynamo_cyclefix._catalogue import gate as _gate
 from dynamo_cyclefix._patching import patcher as _patcher
-from dynamo_cyclefix._rewriting import rewrite as _rewrite
+from dynamo_cyclefix import _rewriting as _rewrite
 from dynamo_cyclefix._commands import status as _status
 from dynamo_cyclefix import _store
 from dynamo_cyclefix._patching import replacement as _swap

@@ -655,6 +655,62 @@ print(json.dumps(order))
     assert order[-1] == "dynamo_cyclefix._patching.finder"
 
 
+def test_a_fork_that_cannot_wait_any_longer() -> None:
+    """Another thread keeps the lock for longer than the fork waits: nothing is printed."""
+    finished = run_child(
+        """
+        import functools, json, logging, os, signal, threading
+
+        register = os.register_at_fork
+        def impatient(*, before, **others):
+            register(before=functools.partial(before.func, timeout=0.1), **others)
+        os.register_at_fork = impatient
+        from dynamo_cyclefix._patching.finder import lock
+        os.register_at_fork = register
+        import dynamo_cyclefix
+
+        def is_free():
+            found = []
+            def ask():
+                found.append(lock.acquire(timeout=10))
+                lock.release()
+            thread = threading.Thread(target=ask)
+            thread.start()
+            thread.join()
+            return found == [True]
+
+        def forked(release=lambda: None):
+            pid = os.fork()
+            if not pid:
+                signal.alarm(60)
+                release()
+                os._exit(0 if is_free() and dynamo_cyclefix.status().active else 1)
+            return os.waitpid(pid, 0)[1]
+
+        held, done = threading.Event(), threading.Event()
+        def hold():
+            with lock:
+                held.set()
+                done.wait()
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        children = [forked(), forked()]
+        kept = not lock.acquire(blocking=False)
+        done.set()
+        thread.join()
+        children.append(forked())
+        with lock:  # a fork by the thread that has it leaves it that
+            children.append(forked(lock.release))
+            still = lock._is_owned()
+        print(json.dumps([children, kept, still, is_free()]))
+        """,
+        options=["-Wignore::DeprecationWarning"],  # of a fork where there are threads
+    )
+    assert finished.stderr == ""
+    assert finished.json == [[0, 0, 0, 0], True, True, True]
+
+
 @needs_torch
 def test_a_module_that_is_executed_at_its_first_use() -> None:
     """By the recipe in the documentation of ``importlib``; it stays lazy, and is patched then."""

@@ -87,6 +87,7 @@ def _enable(file: Path) -> str:
             content = CONTENT + "".join(before.partition(_MADE)[1:])
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
+            file.touch(0o644)  # nobody else may write what every start runs, whatever the umask
             file.write_text(content, "utf-8")
         except OSError:
             if before is None:
@@ -120,9 +121,7 @@ def _disable(file: Path) -> str:
         raise AutostartError(f"{file} cannot be removed ({error.strerror})") from error
     made = content.partition(_MADE)[2].strip()
     _remove_directories(file.parents[: int(made)] if made.isdecimal() else ())
-    # What was kept to import torch faster; where it is used still, it is made again.
-    kept = _store.clear()
-    return f"removed {file}" + f", and {kept} files of rewritten code" * bool(kept)
+    return f"removed {file}"
 
 
 def _remove_directories(made: Sequence[Path]) -> None:
@@ -154,7 +153,11 @@ def new_interpreter() -> str | None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("action", choices=("enable", "disable", "status"))
+    parser.add_argument(
+        "action",
+        choices=("enable", "disable", "status"),
+        help="`disable` also removes the rewritten code that is kept on disk, for every way in",
+    )
     parser.add_argument("--user", action="store_true", help="in the user site directory")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
 
@@ -167,6 +170,10 @@ def run(arguments: argparse.Namespace) -> int:
             outcome = _enable(file)
         elif arguments.action == "disable":
             outcome = _disable(file)
+            # What was kept to import torch faster, for whatever way in; where it is used still, it
+            # is made again.
+            kept = _store.clear()
+            outcome += f"; removed {kept} files of rewritten code" * bool(kept)
         else:
             outcome = f"{'enabled by' if file.exists() else 'not enabled: there is no'} {file}"
     except AutostartError as error:

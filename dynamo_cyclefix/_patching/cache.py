@@ -54,8 +54,9 @@ class Cache:
         key = repr((qualname, targets))
         if key in self._entries:
             original, replacement, block = self._entries[key]
-            if _rewriting.differs(original, code) is None:
-                return Rewrite(original, replacement or original, block)
+            new = Rewrite(original, replacement or original, block)
+            if not _rewriting.differs(original, code) and not _rewriting.changes(*new[:2]):
+                return new
         new = _rewriting.rewrite(self._source, code, qualname, targets)
         self._entries[key] = new.original, None if new.is_fixed else new.replacement, new.block
         self._changed = True

@@ -12,6 +12,7 @@ import sys
 from _thread import RLock
 from contextlib import suppress
 from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING
 
 from dynamo_cyclefix import Waiting, patching_loader
@@ -35,11 +36,16 @@ def _after_fork_in_child() -> None:
 
 # A child must find neither the lock of a thread that it lacks nor half of a patch.  Registered
 # after what logging registers, since the last comes first, and to patch is to log.  No Python code
-# in the parent, which a signal could interrupt.  Patching takes less than these 5 seconds.
+# in the parent, which a signal could interrupt.
 if hasattr(os, "register_at_fork"):
+    # Patching takes less than these 5 seconds, unless a log handler is slow: then the fork goes on
+    # without the lock, and has none to release.  So each `next` releases, of these two, the lock if
+    # this thread has it, or else the view, which does nothing.
+    owned = iter(lock._is_owned, None)  # type: ignore[attr-defined]
+    to_release = map((memoryview(b""), lock).__getitem__, owned)
     os.register_at_fork(
         before=partial(lock.acquire, timeout=5),
-        after_in_parent=lock.release,
+        after_in_parent=partial(next, map(methodcaller("release"), to_release)),
         after_in_child=_after_fork_in_child,
     )
 

@@ -6,14 +6,14 @@ knows its names, ``edits`` has the kinds of edit, and ``rewrite`` puts them toge
 nothing of the package but the errors; everything else may import it.
 """
 
-from dynamo_cyclefix._rewriting.compare import check_kept, differs
+from dynamo_cyclefix._rewriting.compare import changes, differs
 from dynamo_cyclefix._rewriting.rewrite import Rewrite, is_fixed, rewrite, unparsed
 from dynamo_cyclefix._rewriting.units import LOCALS, nested
 
 __all__ = [
     "LOCALS",
     "Rewrite",
-    "check_kept",
+    "changes",
     "differs",
     "is_fixed",
     "nested",

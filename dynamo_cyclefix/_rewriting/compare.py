@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from types import CodeType
 
-from dynamo_cyclefix._errors import Refused
-
 # What callers, closures and tracebacks can see of a function, and a rewrite has to keep.
-KEPT = tuple(
+_KEPT = tuple(
     part
     for part in (
         "co_name",
@@ -24,7 +22,7 @@ KEPT = tuple(
 )
 # What a code object consists of, as far as this interpreter has it.  `co_lnotab` repeats the line
 # table, and constants are compared one by one.
-_PARTS = KEPT + tuple(
+_PARTS = _KEPT + tuple(
     part
     for part in (
         "co_flags",
@@ -69,14 +67,11 @@ def _exact(constant: object) -> object:
     return type(constant), repr(constant)
 
 
-def check_kept(original: CodeType, replacement: CodeType) -> None:
-    """Check that a replacement keeps what others can see of a function.
-
-    Raises:
-        Refused: it does not.
-    """
-    for part in KEPT:
+def changes(original: CodeType, replacement: CodeType) -> str | None:
+    """Name what a replacement has to keep and does not; ``None`` if it keeps everything."""
+    for part in _KEPT:
         if getattr(replacement, part) != getattr(original, part):
-            raise Refused(f"the rewrite would change {part}")
+            return part
     if (replacement.co_flags ^ original.co_flags) & ~_NO_CELLS:
-        raise Refused("the rewrite would change co_flags")
+        return "co_flags"
+    return None

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from dynamo_cyclefix._errors import Refused
 from dynamo_cyclefix._rewriting import units
-from dynamo_cyclefix._rewriting.compare import check_kept, differs
+from dynamo_cyclefix._rewriting.compare import changes, differs
 from dynamo_cyclefix._rewriting.edits import Edit
 from dynamo_cyclefix._rewriting.scopes import Scope, require_plain
 
@@ -76,7 +76,8 @@ def rewrite(source: str, code: CodeType, qualname: str, targets: Sequence[Edited
         replacement = units.compiled(unit, code, qualname)
     except (SyntaxError, ValueError) as error:
         raise Refused(f"the rewrite does not compile ({error})") from error
-    check_kept(original, replacement)
+    if part := changes(original, replacement):
+        raise Refused(f"the rewrite would change {part}")
     return Rewrite(original, replacement, text)
 
 
