@@ -13,11 +13,11 @@ import pytest
 from conftest import run_child
 from test_rewrite import SAMPLES, Sample
 
+from dynamo_cyclefix import _rewriting as _rewrite
 from dynamo_cyclefix import _store
 from dynamo_cyclefix._catalogue import toml as _catalogue
 from dynamo_cyclefix._errors import Refused
 from dynamo_cyclefix._patching import cache as _cache
-from dynamo_cyclefix import _rewriting as _rewrite
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,9 @@ import torch
 
 from dynamo_cyclefix import scenarios
 from dynamo_cyclefix._catalogue.toml import load as load_catalogue
+from dynamo_cyclefix._commands.verify import _labels
 from dynamo_cyclefix.scenarios import _registry
+from dynamo_cyclefix.scenarios._watch import watch
 
 
 @pytest.fixture
@@ -120,3 +124,91 @@ def test_a_scenario_without_a_purpose_is_refused(
     with pytest.raises(ValueError, match="'silent' has no docstring"):
         scenarios.scenario()(silent)
     assert not registered
+
+
+class Thing:
+    """Something that takes a weak reference."""
+
+
+FOR_EVER: list[object] = []
+
+
+def observed(body: Callable[[], object]) -> scenarios.Observation:
+    """What is seen of a function, by the labels of what it watches."""
+    return scenarios.observe(scenarios.Scenario("test", "Test.", body, ()))
+
+
+def test_what_outlives_the_frame_is_told_by_its_label() -> None:
+    def body() -> None:
+        watch(dropped=Thing())
+        cycle, cached, leaked = watch(cycle=Thing(), cached=Thing(), leaked=Thing())
+        cycle.itself = cycle
+        torch._dynamo.eval_frame.cached_backends[-1] = lambda: cached
+        FOR_EVER.append(leaked)
+
+    try:
+        seen = observed(body)
+    finally:
+        FOR_EVER.clear()
+    assert seen.kept == {
+        "cycle": "freed by a collection",
+        "cached": "freed by reset",
+        "leaked": "never freed",
+    }
+    assert seen.pinned
+    assert not seen.freed
+
+
+def test_a_label_is_kept_while_one_of_its_objects_is() -> None:
+    def body() -> None:
+        things = [watch(input=Thing()) for _ in range(3)]
+        things[1].itself = things[1]
+
+    seen = observed(body)
+    assert seen.kept == {"input": "freed by a collection"}
+    assert seen.freed
+
+
+def test_what_dies_in_time_is_not_told() -> None:
+    seen = observed(lambda: watch(output=torch.ones(2)))
+    assert (seen.kept, seen.pinned, seen.freed) == ({}, False, True)
+
+
+def test_a_frozen_cycle_is_no_leak() -> None:
+    def body() -> None:
+        thing = watch(input=Thing())
+        thing.itself = thing
+        gc.freeze()
+
+    seen = observed(body)
+    gc.unfreeze()
+    assert seen.kept == {"input": "freed by a collection"}
+
+
+def test_tensors_are_compared_bit_for_bit() -> None:
+    zero = observed(lambda: [torch.tensor(0.0)]).outcome
+    assert zero == observed(lambda: [torch.tensor(0.0)]).outcome
+    assert zero != observed(lambda: [torch.tensor(-0.0)]).outcome
+    assert zero != observed(lambda: [torch.tensor(1e-9)]).outcome
+    assert observed(lambda: torch.ones(2, 3)).outcome != observed(lambda: torch.ones(6)).outcome
+    straight, turned = torch.ones(2, 2), torch.ones(2, 2).t()
+    assert observed(lambda: straight).outcome != observed(lambda: turned).outcome
+
+
+def test_guards_of_each_compile_are_told() -> None:
+    def body() -> None:
+        run = torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
+        run(torch.ones(2))
+        run(torch.ones(3))
+
+    first, second = observed(body).guards
+    assert "size=[2]" in first
+    assert "size=[3]" in second
+    assert observed(body).guards == (first, second)
+
+
+def test_the_table_tells_a_leak_from_what_a_collection_frees() -> None:
+    kept = {"input": "freed by a collection", "local": "freed by a collection"}
+    assert _labels(kept) == " (freed by a collection: input, local)"
+    kept["parameter"] = "never freed"
+    assert _labels(kept) == " (freed by a collection: input, local; never freed: parameter)"

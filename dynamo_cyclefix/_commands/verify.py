@@ -158,7 +158,11 @@ def run_both(
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a scenario, off and on."""
+    """One line of the table: a scenario, off and on.
+
+    ``before`` and ``after``: ``pinned``, ``free`` or ``failed``, and ``kept_before`` and
+    ``kept_after``: by label what outlived the frame, and what frees it.
+    """
 
     name: str
     patches: tuple[str, ...]
@@ -166,6 +170,8 @@ class Row:
     before: str
     after: str
     verdict: str
+    kept_before: Mapping[str, str] = field(default_factory=dict)
+    kept_after: Mapping[str, str] = field(default_factory=dict)
 
 
 def judge(off: Run, on: Run) -> tuple[list[Row], str]:
@@ -206,8 +212,11 @@ def _row(entry: Mapping[str, Any], off: Run, on: Run, states: Mapping[str, str])
     else:
         verdict = "released" if before == "pinned" else "not pinned"
     outcome = off.observations.get(name, {}).get("outcome", {})
-    raised = (outcome.get("raised") or {}).get("type", "caught by the user")
-    return Row(name, tuple(entry["patches"]), raised.rpartition(".")[2], before, after, verdict)
+    raised = (outcome.get("raised") or {}).get("type", "none leaves")
+    kept = (side.observations.get(name, {}).get("kept", {}) for side in (off, on))
+    return Row(
+        name, tuple(entry["patches"]), raised.rpartition(".")[2], before, after, verdict, *kept
+    )
 
 
 def _pinned(name: str, side: Run) -> str:
@@ -254,7 +263,14 @@ def _progress() -> Callable[[str], None]:
 def _print(rows: Sequence[Row], off: Run, on: Run) -> None:
     header = Row("scenario", ("patch",), "exception", "before", "after", "verdict")
     lines = [
-        (r.name, ", ".join(r.patches) or "-", r.exception, r.before, r.after, r.verdict)
+        (
+            r.name,
+            ", ".join(r.patches) or "-",
+            r.exception,
+            r.before + _labels(r.kept_before),
+            r.after + _labels(r.kept_after),
+            r.verdict,
+        )
         for r in (header, *rows)
     ]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
@@ -270,3 +286,16 @@ def _print(rows: Sequence[Row], off: Run, on: Run) -> None:
         f"torch {off.ready['torch']}, Python {off.ready['python']}: {len(rows)} scenarios,"
         f" {before} pinned before, {after} pinned after"
     )
+
+
+def _labels(kept: Mapping[str, str]) -> str:
+    """What outlived the frame, by what frees it; nothing where that is its local, until freed by a
+    collection.
+    """
+    if kept == {"local": "freed by a collection"}:
+        return ""
+    ways: dict[str, list[str]] = {}
+    for label, way in kept.items():
+        ways.setdefault(way, []).append(label)
+    told = (f"{way}: {', '.join(labels)}" for way, labels in sorted(ways.items()))
+    return f" ({'; '.join(told)})" if kept else ""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import hashlib
 import re
 import traceback
 import types
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ._registry import Scenario
+from ._watch import alive, take, watch
 
 # What differs from one process to the next: addresses and ids, counters of generated modules,
 # names of compiled functions, temporary files.
@@ -24,25 +26,35 @@ _RUN_DEPENDENT = (
     (re.compile(r"_[0-9a-f]{8}(?:_[0-9a-f]{4}){3}_[0-9a-f]{12}"), "_<uuid>"),
     (re.compile(r"\btmp[a-z0-9_]{8}\b"), "<tmp>"),
     (re.compile(r"\brun_[0-9_]+-pid_[0-9]+\b"), "run_<time>"),
+    # In guards: `___check_type_id(L['x'], 94231...)`, `___dict_version(...) == 8123`.
+    (re.compile(r"(?<=, )[0-9]{7,}(?=\))"), "<id>"),
+    (re.compile(r"(?<=_version\()(.*\) == )[0-9]+"), r"\1<version>"),
 )
+FREED, FREED_BY_RESET, NEVER_FREED = "freed by a collection", "freed by reset", "never freed"
 
 
 @dataclass(frozen=True)
 class Observation:
     """What one run of a scenario showed; plain data that goes through JSON.
 
-    ``pinned``: an object that only a local of the user's frame refers to outlived that frame.
-    ``freed``: a full collection released it. ``outcome``: the exception that left the user's code,
-    or the value it returned. ``garbage_exceptions`` and ``garbage_frames``: how many of them only
-    the cyclic collector could release; ``garbage_types``: the type of each such exception.
+    ``pinned``: an object that only a local of the user's frame refers to, or another that the
+    scenario watches, outlived that frame. ``freed``: a full collection released all of them.
+    ``kept``: by its label what outlived the frame, and what frees it: a collection, a collection
+    after ``torch._dynamo.reset()``, or nothing; the label of the frame's own local is ``local``.
+    ``outcome``: the exception that left the user's code, or the value it returned, tensors bit for
+    bit. ``graphs``: the code of each that Dynamo handed to a recording backend. ``guards``: the
+    text of those of each compile. ``garbage_exceptions`` and ``garbage_frames``: how many of them
+    only the cyclic collector could release; ``garbage_types``: the type of each such exception.
     """
 
     pinned: bool
     freed: bool
+    kept: dict[str, str]
     outcome: dict[str, Any]
     warnings: tuple[tuple[str, str, str, int], ...]
     counters: dict[str, dict[str, int]]
     graphs: tuple[str, ...]
+    guards: tuple[str, ...]
     garbage_exceptions: int
     garbage_frames: int
     garbage_types: tuple[str, ...]
@@ -67,37 +79,86 @@ def observe(scenario: Scenario) -> Observation:
     torch._dynamo.reset()
     counters.clear()
     graphs.clear()
-    sentinels: list[weakref.ref[_Sentinel]] = []
-    with _collector_off(), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with _no_collection_after_compile():
-            outcome = _outcome(scenario.body, sentinels)
-        pinned = sentinels[0]() is not None
-        garbage = _take_garbage()
-        exceptions = sorted(
-            type(found).__name__ for found in garbage if issubclass(type(found), BaseException)
-        )
-        frames = sum(type(found) is types.FrameType for found in garbage)
-        del garbage
-        gc.collect()
-        freed = sentinels[0]() is None
+    guards: list[str] = []
+    take()
+    with _collector_off():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with _no_collection_after_compile(), _guards_recorded(guards):
+                outcome = _outcome(scenario.body)
+            watched = take()
+            pinned = alive(watched)
+            garbage = _take_garbage()
+            exceptions = sorted(
+                type(found).__name__ for found in garbage if issubclass(type(found), BaseException)
+            )
+            frames = sum(type(found) is types.FrameType for found in garbage)
+            del garbage
+            gc.collect()
+        counted = {
+            str(group): {_stable(str(key)): count for key, count in counts.items()}
+            for group, counts in counters.items()
+        }
+        kept = dict.fromkeys(pinned, FREED)
+        if alive(watched):
+            kept.update(_kept_for_longer(watched))
     return Observation(
-        pinned=pinned,
-        freed=freed,
+        pinned=bool(pinned),
+        freed=set(kept.values()) <= {FREED},
+        kept=kept,
         outcome=outcome,
         warnings=tuple(
             (seen.category.__name__, _stable(str(seen.message)), seen.filename, seen.lineno)
             for seen in caught
         ),
-        counters={
-            str(group): {_stable(str(key)): count for key, count in counts.items()}
-            for group, counts in counters.items()
-        },
+        counters=counted,
         graphs=tuple(map(_stable, graphs)),
+        guards=tuple(map(_stable, guards)),
         garbage_exceptions=len(exceptions),
         garbage_frames=frames,
         garbage_types=tuple(exceptions),
     )
+
+
+def _kept_for_longer(watched: list[Any]) -> dict[str, str]:
+    """Tell what a reset frees from what nothing does; what neither is needed for is left out."""
+    import torch._dynamo
+
+    # A holder that was frozen after an earlier scenario would look like one for ever.
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    gc.collect()
+    kept = dict.fromkeys(alive(watched), FREED_BY_RESET)
+    if kept:
+        torch._dynamo.reset()
+        gc.collect()
+        kept.update(dict.fromkeys(alive(watched), NEVER_FREED))
+    if frozen:
+        gc.freeze()
+    return kept
+
+
+@contextlib.contextmanager
+def _guards_recorded(guards: list[str]) -> Iterator[None]:
+    """Append to ``guards`` the text of the guards of each compile.
+
+    Torch's own log of them would do, but with it on Dynamo takes other ways (each guard keeps the
+    stack that it was made on).
+    """
+    from torch._dynamo.guards import CheckFunctionManager
+
+    original = CheckFunctionManager.__init__
+
+    @functools.wraps(original)
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        guards.append(str(self.guard_manager))
+
+    CheckFunctionManager.__init__ = recorded
+    try:
+        yield
+    finally:
+        CheckFunctionManager.__init__ = original
 
 
 @contextlib.contextmanager
@@ -138,17 +199,51 @@ def _take_garbage() -> list[Any]:
     return found
 
 
-def _outcome(body: Callable[[], object], sentinels: list[weakref.ref[_Sentinel]]) -> dict[str, Any]:
+def _outcome(body: Callable[[], object]) -> dict[str, Any]:
     try:
-        return {"returned": _shown(_user_frame(body, sentinels))}
+        return {"returned": _returned(_user_frame(body))}
     except BaseException as error:
         return {"raised": _described(error, [])}
 
 
-def _user_frame(body: Callable[[], object], sentinels: list[weakref.ref[_Sentinel]]) -> object:
+def _user_frame(body: Callable[[], object]) -> object:
     sentinel = _Sentinel()
-    sentinels.append(weakref.ref(sentinel))
+    watch(local=sentinel)
     return body()
+
+
+def _returned(value: object) -> str:
+    """Show what a scenario returned: tensors bit for bit, exported programs as their code."""
+    import torch
+
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return f"{type(value).__name__}({', '.join(map(_returned, value))})"
+    if isinstance(value, dict) and type(value) is dict:
+        return f"{{{', '.join(f'{_shown(k)}: {_returned(v)}' for k, v in value.items())}}}"
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        try:
+            return _bits(value)
+        except Exception:  # one without storage, such as a sparse or a fake one
+            return _shown(value)
+    if isinstance(value, torch.export.ExportedProgram):
+        described = [value.graph_module.code, str(value.graph_signature)]
+        described.append(str(sorted((str(k), str(v)) for k, v in value.range_constraints.items())))
+        return _stable("\n".join(described)) + _returned(dict(value.state_dict))
+    if isinstance(value, torch.fx.GraphModule):
+        return _stable(value.code)
+    return _shown(value)
+
+
+def _bits(tensor: Any) -> str:
+    import torch
+
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    content = bytes(flat.tolist())
+    digest = content.hex() if len(content) <= 32 else hashlib.sha256(content).hexdigest()
+    return (
+        f"{type(tensor).__name__}({tensor.dtype}, {tuple(tensor.shape)}, {tensor.stride()},"
+        f" requires_grad={tensor.requires_grad}, {type(tensor.grad_fn).__name__}, {digest})"
+    )
 
 
 def _described(error: BaseException | None, seen: list[int]) -> dict[str, Any] | None:
