@@ -36,14 +36,15 @@ import collections
 import dataclasses
 import functools
 import gc
-import os
 import sys
 import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from dynamo_cyclefix._auditing import graph, tensors, words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -146,7 +147,7 @@ def run(function: Callable[..., object], /, *args: Any, **kwargs: Any) -> Report
         try:
             function(*args, **kwargs)
         except Exception as error:
-            watched._raised = _exception_text(error)
+            watched._raised = words.exception_text(error)
     return watched.report
 
 
@@ -199,7 +200,7 @@ class watch:  # noqa: N801 - used like a function, as contextlib's own context m
         with _lock:
             try:
                 if error is not None:
-                    self._raised = _exception_text(error)
+                    self._raised = words.exception_text(error)
                 _sweep()
                 alive = _live_exceptions()
                 for known in self._known or ():
@@ -285,86 +286,13 @@ def _collect() -> None:
 def _live_exceptions() -> dict[int, str]:
     """Id and text of each exception with a traceback that something refers to."""
     return {
-        id(obj): _exception_text(obj)
+        id(obj): words.exception_text(obj)
         for obj in gc.get_objects()
-        if _is_exception(obj) and _LINKS["__traceback__"].__get__(obj) is not None
+        if words.is_exception(obj) and words.LINKS["__traceback__"].__get__(obj) is not None
     }
 
 
-# ---- the graph: nodes are indices into the list of garbage ---------------------------------------
-
-_Edges = list[list[int]]
-
-
-def _references(objects: list[object]) -> _Edges:
-    index = {id(obj): i for i, obj in enumerate(objects)}
-    return [
-        [index[id(target)] for target in gc.get_referents(obj) if id(target) in index]
-        for obj in objects
-    ]
-
-
-def _reachable(edges: _Edges, start: int) -> set[int]:
-    reached, todo = {start}, [start]
-    while todo:
-        new = set(edges[todo.pop()]) - reached
-        reached |= new
-        todo += new
-    return reached
-
-
-def _components(edges: _Edges, nodes: set[int]) -> list[set[int]]:
-    """The strongly connected components that have a cycle (Tarjan 1972, without recursion)."""
-    found: list[set[int]] = []
-    order: dict[int, int] = {}  # when each node was first seen
-    low: dict[int, int] = {}  # the earliest node on the stack that it leads back to
-    stack: list[int] = []
-    on_stack: set[int] = set()
-    for root in nodes:
-        path: list[tuple[int, Iterator[int]]] = []
-        entered = None if root in order else root
-        while entered is not None or path:
-            if entered is not None:
-                order[entered] = low[entered] = len(order)
-                stack.append(entered)
-                on_stack.add(entered)
-                path.append((entered, iter(edges[entered])))
-                entered = None
-            node, targets = path[-1]
-            for target in targets:
-                if target in nodes and target not in order:
-                    entered = target
-                    break
-                if target in on_stack:
-                    low[node] = min(low[node], order[target])
-            else:
-                path.pop()
-                if path:
-                    low[path[-1][0]] = min(low[path[-1][0]], low[node])
-                if low[node] == order[node]:
-                    component: set[int] = set()
-                    while node not in component:
-                        component.add(stack.pop())
-                    on_stack -= component
-                    if len(component) > 1 or node in edges[node]:
-                        found.append(component)
-    return found
-
-
-def _shortest_cycle(edges: _Edges, start: int, nodes: set[int]) -> list[int]:
-    """The nodes of a shortest cycle inside `nodes`, from `start` to `start`."""
-    came_from: dict[int, int] = {}
-    todo = collections.deque([start])
-    while start not in came_from:
-        node = todo.popleft()
-        for target in edges[node]:
-            if target in nodes and target not in came_from:
-                came_from[target] = node
-                todo.append(target)
-    path = [start, came_from[start]]
-    while path[-1] != start:
-        path.append(came_from[path[-1]])
-    return path[::-1]
+# ---- what garbage holds --------------------------------------------------------------------------
 
 
 def _describe(objects: list[object]) -> tuple[list[Cycle], int, int]:
@@ -373,25 +301,25 @@ def _describe(objects: list[object]) -> tuple[list[Cycle], int, int]:
     Takes the shortest cycle through an exception (or a traceback, where no exception is left), cuts
     it where the holder refers to what it holds, and looks again until no such cycle is left.
     """
-    exceptions = {i for i, obj in enumerate(objects) if _is_exception(obj)}
+    exceptions = {i for i, obj in enumerate(objects) if words.is_exception(obj)}
     tracebacks = {i for i, obj in enumerate(objects) if type(obj) is types.TracebackType}
     frames = {i for i, obj in enumerate(objects) if type(obj) is types.FrameType}
     if not exceptions and not tracebacks:
         return [], 0, 0
-    edges = _references(objects)
+    edges = graph.references(objects)
     kept = [list(targets) for targets in edges]
     nodes = set(range(len(objects)))
     pinned: dict[Cycle, set[int]] = {}
     counts: collections.Counter[Cycle] = collections.Counter()
     named: set[tuple[int, str]] = set()
     while components := [
-        c for c in _components(kept, nodes) if not c.isdisjoint(exceptions | tracebacks)
+        c for c in graph.components(kept, nodes) if not c.isdisjoint(exceptions | tracebacks)
     ]:
         nodes = set().union(*components)
         for component in components:
             # A loop may have stored thousands of exceptions in one list: a few of them will do.
             seeds = sorted(component & exceptions or component & tracebacks)[:32]
-            path = min((_shortest_cycle(kept, seed, component) for seed in seeds), key=len)
+            path = min((graph.shortest_cycle(kept, seed, component) for seed in seeds), key=len)
             holder = max(
                 (i for i, node in enumerate(path) if node in frames), default=len(path) - 2
             )
@@ -403,13 +331,13 @@ def _describe(objects: list[object]) -> tuple[list[Cycle], int, int]:
             # Two cuts: many frames may refer to one container, and it to many exceptions.
             for i in (holder, held - 1):
                 kept[path[i]] = [target for target in kept[path[i]] if target != path[i + 1]]
-            reached = _reachable(edges, path[0])
+            reached = graph.reachable(edges, path[0])
             for cycle in _in_words([objects[node] for node in path], holder):
                 if (path[holder], cycle.name) not in named:
                     named.add((path[holder], cycle.name))
                     pinned.setdefault(cycle, set()).update(reached)
                     counts[cycle] += 1
-    storages = _storages(objects)
+    storages = tensors.storages(objects)
     together = set().union(*pinned.values())
     return (
         [
@@ -417,186 +345,46 @@ def _describe(objects: list[object]) -> tuple[list[Cycle], int, int]:
                 cycle,
                 count=counts[cycle],
                 frames=len(reached & frames),
-                tensor_bytes=_bytes(storages, reached),
+                tensor_bytes=tensors.total_bytes(storages, reached),
             )
             for cycle, reached in pinned.items()
         ],
         len(together & frames),
-        _bytes(storages, together),
+        tensors.total_bytes(storages, together),
     )
-
-
-# ---- words. What is described is garbage: no method of it is called, only its type is asked ------
-
-_LINKS: dict[str, Any] = {  # past any override in a subclass
-    name: vars(BaseException)[name]
-    for name in ("__traceback__", "__cause__", "__context__", "args")
-}
-_ATTRIBUTES: dict[type, tuple[str, ...]] = {
-    types.TracebackType: ("tb_frame", "tb_next"),
-    types.FrameType: ("f_back", "f_trace"),
-    types.CellType: ("cell_contents",),
-    types.FunctionType: ("__closure__", "__defaults__", "__kwdefaults__", "__dict__"),
-    types.MethodType: ("__self__", "__func__"),
-}
-_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
-_OPTIMIZED = 1  # inspect.CO_OPTIMIZED
-
-
-def _is_exception(obj: object) -> bool:
-    return issubclass(type(obj), BaseException)
-
-
-def _exception_text(error: object) -> str:
-    kind = type(error)
-    name = kind.__qualname__
-    if kind.__module__ != "builtins":
-        name = f"{kind.__module__}.{name}"
-    args = _LINKS["args"].__get__(error)
-    lines = args[0].splitlines() if args and type(args[0]) is str else []
-    return f"{name}: {lines[0][:120]}" if lines else name
 
 
 def _in_words(path: list[Any], holder: int) -> list[Cycle]:
     """The cycle along `path`, once for each name by which the frame at `holder` refers on."""
     source, held = path[holder], path[holder + 1]
-    exception = _exception_text(path[0]) if _is_exception(path[0]) else "traceback"
+    exception = words.exception_text(path[0]) if words.is_exception(path[0]) else "traceback"
     if type(source) is not types.FrameType:
-        name = _edge(source, held)
-        steps = _steps(path, {})
+        name = words.edge_text(source, held)
+        steps = words.path_text(path, {})
         return [Cycle(exception, steps, "reference", name, "", "", "", 0, "unknown", None)]
     code = source.f_code
     module = source.f_globals.get("__name__")
     module = module if type(module) is str else ""
-    owner = _owner(code, module)
-    line = (path[holder - 1].tb_lineno if _is_tb(path[holder - 1]) else source.f_lineno) or 0
+    owner = words.owner(code, module)
+    line = (
+        path[holder - 1].tb_lineno if words.is_traceback(path[holder - 1]) else source.f_lineno
+    ) or 0
+    beyond = path[holder + 2] if holder + 2 < len(path) else None
     return [
         Cycle(
             exception=exception,
-            path=_steps(path, {holder: f"{kind} '{name}'"}),
+            path=words.path_text(path, {holder: f"{kind} '{name}'"}),
             kind=kind,
             name=name,
-            function=_qualname(code),
+            function=words.qualname(code),
             module=module,
             file=code.co_filename,
             line=line,
             owner=owner,
             patch=_covering_patch(code, module, name) if owner == "torch" else None,
         )
-        for kind, name in _names(source, held, path[holder + 2] if holder + 2 < len(path) else None)
+        for kind, name in words.names_of(source, held, beyond)
     ]
-
-
-def _names(frame: types.FrameType, held: object, beyond: object) -> list[tuple[str, str]]:
-    """Kind and name of each local or cell by which `frame` refers to `held`."""
-    code = frame.f_code
-    cells = {*code.co_cellvars, *code.co_freevars}
-    values = (
-        frame.f_locals
-    )  # a snapshot or a proxy, unless the code is a module's or a class body's
-    names: list[tuple[str, str]] = []
-    if code.co_flags & _OPTIMIZED or type(values) is dict:
-        for name, value in values.items():
-            if name in cells:
-                if type(held) is types.CellType and value is held.cell_contents:
-                    names.append(("cell", name))
-            elif value is held:
-                names.append(("local", name))
-    if not names and type(held) is dict:  # the dict of the frame's locals, asked for or its own
-        names = [("local", str(key)) for key, value in held.items() if value is beyond]
-    return names or [("reference", _edge(frame, held))]
-
-
-def _steps(path: list[Any], known: dict[int, str]) -> tuple[str, ...]:
-    steps = [_node(path, 0)]
-    attribute = False
-    for i in range(1, len(path)):
-        edge = known.get(i - 1) or _edge(path[i - 1], path[i])
-        if edge == "__dict__" and i < len(path) - 1:
-            attribute = True
-            continue
-        if attribute:
-            edge, attribute = f"attribute {edge.strip('[]')}", False
-        step = f"{edge}: {_node(path, i)}"
-        if _is_tb(path[i - 1]) and _is_tb(path[i]):  # the last entry of the chain tells enough
-            edge = steps.pop().rpartition(": ")[0]
-            step = f"{edge}: {_node(path, i)}" if edge else _node(path, i)
-        steps.append(step)
-    return tuple(steps)
-
-
-def _node(path: list[Any], i: int) -> str:
-    obj = path[i]
-    if _is_exception(obj):
-        return f"exception {_exception_text(obj)}"
-    if _is_tb(obj):
-        return f"traceback, line {obj.tb_lineno}"
-    if type(obj) is types.FrameType:
-        return f"frame of {_qualname(obj.f_code)}, {obj.f_code.co_filename}"
-    if type(obj) is types.FunctionType:
-        return f"function {obj.__qualname__}"
-    return f"{type(obj).__qualname__} object"
-
-
-def _edge(source: Any, target: object) -> str:
-    """How `source` refers to `target`."""
-    if _is_exception(source):
-        if _is_tb(target):
-            return "__traceback__"
-        for name, descriptor in _LINKS.items():
-            if descriptor.__get__(source) is target:
-                return name
-    for name in _ATTRIBUTES.get(type(source), ()):
-        if getattr(source, name, None) is target:
-            return name
-    for kind in (list, tuple, collections.deque):
-        if issubclass(type(source), kind):
-            for i, item in enumerate(kind.__iter__(source)):
-                if item is target:
-                    return f"[{i}]"
-    if issubclass(type(source), dict):
-        for key, value in dict.items(source):
-            if value is target:
-                return f"[{key!r}]" if type(key) in (str, int) else f"[{type(key).__qualname__}]"
-    try:
-        attributes = object.__getattribute__(source, "__dict__")
-    except Exception:
-        attributes = None
-    if attributes is target:
-        return "__dict__"
-    if type(attributes) is dict:
-        for name, value in attributes.items():
-            if value is target:
-                return f"attribute {name!r}"
-    for base in type(source).__mro__:
-        for name, member in vars(base).items():
-            if type(member) is types.MemberDescriptorType:  # a slot
-                try:
-                    if member.__get__(source) is target:
-                        return f"attribute {name!r}"
-                except AttributeError:
-                    pass
-    return "a reference"
-
-
-def _is_tb(obj: object) -> bool:
-    return type(obj) is types.TracebackType
-
-
-def _qualname(code: types.CodeType) -> str:
-    return getattr(code, "co_qualname", code.co_name)  # new in Python 3.11
-
-
-def _owner(code: types.CodeType, module: str) -> str:
-    parts = code.co_filename.replace("\\", "/").split("/")
-    # Dynamo's resume functions have the file and the globals of the user's function.
-    if module.partition(".")[0] == "torch" or code.co_name.startswith("torch_dynamo_resume_in_"):
-        return "torch"
-    if "site-packages" in parts or "dist-packages" in parts:
-        return "library"
-    if code.co_filename.startswith((_STANDARD_LIBRARY, "<frozen ")):
-        return "standard library"
-    return "user"
 
 
 def _owner_in_words(cycle: Cycle) -> str:
@@ -610,7 +398,7 @@ def _covering_patch(code: types.CodeType, module: str, name: str) -> str | None:
     from dynamo_cyclefix._catalogue.model import covering_patch
 
     release = str(sys.modules["torch"].__version__)
-    return covering_patch(_covered(release), (module, _qualname(code), name))
+    return covering_patch(_covered(release), (module, words.qualname(code), name))
 
 
 @functools.cache
@@ -625,36 +413,6 @@ def _covered(release: str) -> "Mapping[Key, str]":
     if not hasattr(types.CodeType, "co_qualname"):
         return {(m, f.rpartition(".")[2], name): patch for (m, f, name), patch in covered.items()}
     return covered
-
-
-# ---- tensors -------------------------------------------------------------------------------------
-
-
-def _storages(objects: list[object]) -> dict[int, tuple[int, int]]:
-    """Address and bytes of the storage of each tensor in `objects`, by index."""
-    torch = sys.modules.get("torch")
-    tensor = getattr(torch, "Tensor", None)  # missing while torch is being imported
-    if torch is None or tensor is None:
-        return {}
-    with torch._C.DisableTorchFunctionSubclass():  # no method of a subclass is called
-        storages = {
-            i: _storage(obj) for i, obj in enumerate(objects) if issubclass(type(obj), tensor)
-        }
-    return {i: storage for i, storage in storages.items() if storage is not None}
-
-
-def _storage(tensor: Any) -> tuple[int, int] | None:
-    try:
-        storage = tensor.untyped_storage()
-        if storage.device.type == "meta":  # has a size, but no memory: fake tensors, too
-            return None
-        return storage.data_ptr(), storage.nbytes()
-    except Exception:  # a layout or a wrapper without a storage of its own
-        return None
-
-
-def _bytes(storages: dict[int, tuple[int, int]], nodes: set[int]) -> int:
-    return sum(size for _, size in {storages[i] for i in storages.keys() & nodes})
 
 
 def _amount(frames: int, tensor_bytes: int) -> str:
