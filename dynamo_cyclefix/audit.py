@@ -33,6 +33,7 @@ chains of references and has no search for cycles.
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -41,17 +42,20 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from dynamo_cyclefix._auditing import graph, tensors, words
+from dynamo_cyclefix._auditing import graph, held, tensors, words
+from dynamo_cyclefix._catalogue import toml
+from dynamo_cyclefix._catalogue.model import covering_patch
+from dynamo_cyclefix._errors import CatalogueError, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dynamo_cyclefix._catalogue.model import Key
 
-__all__ = ["Cycle", "Report", "run", "watch"]
+__all__ = ["Cycle", "Held", "Report", "run", "watch"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +107,52 @@ class Cycle:
 
 
 @dataclasses.dataclass(frozen=True)
+class Held:
+    """An object that outlived the last reference of the user's, as text and numbers."""
+
+    object: str
+    """Its label (``args[0]``, ``objects[2]``) and what it is."""
+    path: tuple[str, ...]
+    """The shortest way to it from the cycle or the root that keeps it; empty if Python can't see
+    one, as where C++ keeps it."""
+    freed_by_collection: bool
+    """Whether a full garbage collection freed it."""
+    kind: str = ""
+    """``"local"``, ``"cell"``, ``"attribute"``, ``"item"``, ``"global"`` or ``"reference"``: how
+    the holder refers to what it holds."""
+    name: str = ""
+    """Name of that local, cell, attribute, item or global."""
+    function: str = ""
+    """Qualified name of the holder's function, or of its class."""
+    module: str = ""
+    file: str = ""
+    owner: str = "unknown"
+    """Whose the holder is: ``"torch"``, ``"standard library"``, ``"library"``, ``"user"``."""
+    patch: str | None = None
+    """Id of the patch in this package that lets go of it; None if there is none."""
+    reason: str = ""
+    """Why no patch lets go of it, where that is known."""
+    tensor_bytes: int = 0
+    """Bytes of tensor storage that the object itself is, or a module's parameters are."""
+
+    def __str__(self) -> str:
+        freed = "until a collection" if self.freed_by_collection else "after a collection too"
+        lines = [f"{self.object} is kept alive {freed}"]
+        if self.function or self.name:
+            where = " of ".join(filter(None, (f"{self.kind} '{self.name}'", self.function)))
+            place = ", ".join(filter(None, (self.file or self.module, _owner_in_words(self))))
+            lines.append(f"  held by {where} ({place})")
+        else:
+            lines.append("  held by something that Python cannot see")
+        if self.patch:
+            lines.append(f"  covered by patch {self.patch}")
+        elif self.reason:
+            lines.append(f"  no patch covers it: {self.reason}")
+        lines += [f"    {'-> ' if i else ''}{step}" for i, step in enumerate(self.path)]
+        return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """What an audit found. Holds text and numbers only; `dataclasses.asdict` of it is JSON."""
 
@@ -119,6 +169,9 @@ class Report:
     A storage counts in full, whoever else uses it. What only C++ holds (tensors that autograd saved
     for backward) is not seen.
     """
+    held: tuple[Held, ...] = ()
+    """What of the call's inputs, or of the objects given, is alive though nothing of the user's
+    refers to it any more."""
 
     def __str__(self) -> str:
         count = sum(cycle.count for cycle in self.cycles)
@@ -129,6 +182,7 @@ class Report:
             lines.append(f"the audited code raised {self.raised}")
         lines += [f"not judged, since something still refers to it: {text}" for text in self.alive]
         lines += [f"{i}. {cycle}" for i, cycle in enumerate(self.cycles, 1)]
+        lines += map(str, self.held)
         return "\n".join(lines)
 
 
@@ -143,11 +197,14 @@ def run(function: Callable[..., object], /, *args: Any, **kwargs: Any) -> Report
         RuntimeError: no collection could be run, see `watch`.
     """
     watched = watch()
+    watched._watch(args, "args")
+    watched._watch(kwargs, "kwargs")
     with watched:
         try:
             function(*args, **kwargs)
         except Exception as error:
             watched._raised = words.exception_text(error)
+        del args, kwargs
     return watched.report
 
 
@@ -168,13 +225,26 @@ class watch:  # noqa: N801 - used like a function, as contextlib's own context m
     """
 
     # A class, not a generator: contextlib makes an exception cycle itself on CPython 3.13.0.
-    def __init__(self) -> None:
+    def __init__(self, *, objects: Iterable[object] = ()) -> None:
+        self._watched: dict[int, tuple[str, weakref.ref[Any]]] = {}
+        self._ways: dict[int, list[str]] = {}
+        self._held: list[Held] = []
+        self._watch(list(objects), "objects")
         self._cycles: list[Cycle] = []
         self._frames = 0
         self._tensor_bytes = 0
         self._raised: str | None = None
         self._known: set[int] | None = None
         self._report: Report | None = None
+
+    def _watch(self, value: object, label: str) -> None:
+        for name, found in held.things(value, label):
+            with contextlib.suppress(TypeError):  # what cannot be referred to weakly
+                self._watched[id(found)] = f"{name}: {held.describe(found)}", weakref.ref(found)
+
+    def _alive(self) -> dict[int, tuple[str, object]]:
+        found = ((i, label, ref()) for i, (label, ref) in self._watched.items())
+        return {i: (label, value) for i, label, value in found if value is not None}
 
     @property
     def report(self) -> Report:
@@ -202,6 +272,7 @@ class watch:  # noqa: N801 - used like a function, as contextlib's own context m
                 if error is not None:
                     self._raised = words.exception_text(error)
                 _sweep()
+                self._held += _held_by_roots(self._alive())
                 alive = _live_exceptions()
                 for known in self._known or ():
                     alive.pop(known, None)
@@ -211,6 +282,7 @@ class watch:  # noqa: N801 - used like a function, as contextlib's own context m
                     alive=tuple(alive.values()),
                     frames=self._frames,
                     tensor_bytes=self._tensor_bytes,
+                    held=tuple(self._held),
                 )
             finally:
                 _open.remove(self)
@@ -233,10 +305,14 @@ def _sweep() -> None:
         if _open:
             # The first pass is for finalisers: closing a suspended generator hands its locals to a
             # frame object that the collector did not track before.
+            # A collection clears the weak references to what it finds, though nothing is freed.
+            alive = [{i: label for i, (label, _) in audit._alive().items()} for audit in _open]
             _garbage()
             objects = _garbage()
             try:
                 cycles, frames, tensor_bytes = _describe(objects)
+                for audit, labels in zip(_open, alive, strict=True):
+                    audit._held += _held_by_cycles(objects, labels)
             finally:
                 objects.clear()
             for audit in _open:
@@ -331,7 +407,7 @@ def _describe(objects: list[object]) -> tuple[list[Cycle], int, int]:
             # Two cuts: many frames may refer to one container, and it to many exceptions.
             for i in (holder, held - 1):
                 kept[path[i]] = [target for target in kept[path[i]] if target != path[i + 1]]
-            reached = graph.reachable(edges, path[0])
+            reached = graph.reachable(edges.__getitem__, [path[0]])
             for cycle in _in_words([objects[node] for node in path], holder):
                 if (path[holder], cycle.name) not in named:
                     named.add((path[holder], cycle.name))
@@ -352,6 +428,32 @@ def _describe(objects: list[object]) -> tuple[list[Cycle], int, int]:
         len(together & frames),
         tensors.total_bytes(storages, together),
     )
+
+
+def _held_by_cycles(objects: list[object], labels: "Mapping[int, str]") -> list[Held]:
+    ways = held.ways_from_cycles(objects, labels)
+    return [_held(labels[i], way, freed=True) for i, way in ways.items()]
+
+
+def _held_by_roots(alive: "Mapping[int, tuple[str, object]]") -> list[Held]:
+    if not alive:
+        return []
+    ways, users = held.ways_from_roots([value for _, value in alive.values()])
+    return [
+        _held(label, ways.get(i, [value]), freed=False)
+        for i, (label, value) in alive.items()
+        if i not in users
+    ]
+
+
+def _held(label: str, way: list[Any], freed: bool) -> Held:
+    """Describe a way; the holder is the first step of it that has a name in somebody's code."""
+    found = Held(label, words.path_text(way, {}) if len(way) > 1 else (), freed)
+    for source, target, beyond in zip(way, way[1:], [*way[2:], None], strict=False):
+        if holder := held.holder(source, target, beyond):
+            covered = _covered_holder(holder)
+            return dataclasses.replace(found, **holder._asdict(), **covered)
+    return found
 
 
 def _in_words(path: list[Any], holder: int) -> list[Cycle]:
@@ -387,7 +489,24 @@ def _in_words(path: list[Any], holder: int) -> list[Cycle]:
     ]
 
 
-def _owner_in_words(cycle: Cycle) -> str:
+def _covered_holder(holder: held.Holder) -> dict[str, Any]:
+    """The patch for a holder, or the reason why there is none."""
+    if holder.owner != "torch":
+        return {}
+    covered, explained = _catalogued(str(sys.modules["torch"].__version__))
+    function = holder.function
+    while function:
+        key = holder.module, function, holder.name
+        if patch := covering_patch(covered, key):
+            return {"patch": patch}
+        if key in explained:
+            return {"reason": explained[key]}
+        # A cell of an inner function is a local of an outer one.
+        function = function.rpartition(".<locals>.")[0]
+    return {}
+
+
+def _owner_in_words(cycle: "Cycle | Held") -> str:
     if cycle.owner == "library":
         return f"library {cycle.module.partition('.')[0]}"
     return "your own code" if cycle.owner == "user" else cycle.owner
@@ -395,24 +514,22 @@ def _owner_in_words(cycle: Cycle) -> str:
 
 def _covering_patch(code: types.CodeType, module: str, name: str) -> str | None:
     """Id of the patch for the local or cell `name` of this function of torch; None if none is."""
-    from dynamo_cyclefix._catalogue.model import covering_patch
-
-    release = str(sys.modules["torch"].__version__)
-    return covering_patch(_covered(release), (module, words.qualname(code), name))
+    covered, _ = _catalogued(str(sys.modules["torch"].__version__))
+    return covering_patch(covered, (module, words.qualname(code), name))
 
 
 @functools.cache
-def _covered(release: str) -> "Mapping[Key, str]":
-    from dynamo_cyclefix import _errors
-    from dynamo_cyclefix._catalogue import toml
-
+def _catalogued(release: str) -> "tuple[Mapping[Key, str], Mapping[Key, str]]":
+    """The ids of the patches, and the reasons why there is none, by what holds something."""
     try:
-        covered = toml.load().covering(release)
-    except (_errors.CatalogueError, _errors.Refused):
-        return {}  # nothing is patched then, and `status` says why
+        catalogue = toml.load()
+        covered = catalogue.covering(release)
+    except (CatalogueError, Refused):
+        return {}, {}  # nothing is patched then, and `status` says why
+    explained = {(e.module, e.function, e.name): e.reason for e in catalogue.explained}
     if not hasattr(types.CodeType, "co_qualname"):
-        return {(m, f.rpartition(".")[2], name): patch for (m, f, name), patch in covered.items()}
-    return covered
+        covered = {(m, f.rpartition(".")[2], name): p for (m, f, name), p in covered.items()}
+    return covered, explained
 
 
 def _amount(frames: int, tensor_bytes: int) -> str:

@@ -2,7 +2,7 @@
 
 import collections
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 Edges = list[list[int]]
 
@@ -15,10 +15,12 @@ def references(objects: list[object]) -> Edges:
     ]
 
 
-def reachable(edges: Edges, start: int) -> set[int]:
-    reached, todo = {start}, [start]
+def reachable(followed: Callable[[int], Iterable[int]], starts: Iterable[int]) -> set[int]:
+    """The nodes that can be reached, going from each to those that `followed` gives."""
+    reached = set(starts)
+    todo = list(reached)
     while todo:
-        new = set(edges[todo.pop()]) - reached
+        new = set(followed(todo.pop())) - reached
         reached |= new
         todo += new
     return reached

@@ -2,6 +2,7 @@
 
 import collections
 import os
+import sys
 import types
 from typing import Any
 
@@ -134,13 +135,35 @@ def qualname(code: types.CodeType) -> str:
     return getattr(code, "co_qualname", code.co_name)  # new in Python 3.11
 
 
+def owner_of(obj: Any) -> str:
+    """Whose an object is: that of the code it runs, of the module it is, or of its type."""
+    if type(obj) is types.FrameType:
+        return owner(obj.f_code, str(obj.f_globals.get("__name__")))
+    if type(obj) is types.FunctionType:
+        return owner(obj.__code__, str(obj.__globals__.get("__name__")))
+    module = obj if type(obj) is types.ModuleType else sys.modules.get(str(type(obj).__module__))
+    namespace = vars(module) if isinstance(module, types.ModuleType) else {}
+    name, file = namespace.get("__name__", "builtins"), namespace.get("__file__")
+    if name == "builtins":
+        return "user"  # of a container nobody can tell
+    if type(file) is not str:
+        file = "" if name == "__main__" else "<frozen >"
+    return _owner_of_file(file, name)
+
+
 def owner(code: types.CodeType, module: str) -> str:
-    parts = code.co_filename.replace("\\", "/").split("/")
     # Dynamo's resume functions have the file and the globals of the user's function.
-    if module.partition(".")[0] == "torch" or code.co_name.startswith("torch_dynamo_resume_in_"):
+    if code.co_name.startswith("torch_dynamo_resume_in_"):
+        return "torch"
+    return _owner_of_file(code.co_filename, module)
+
+
+def _owner_of_file(file: str, module: str) -> str:
+    parts = file.replace("\\", "/").split("/")
+    if module.partition(".")[0] == "torch":
         return "torch"
     if "site-packages" in parts or "dist-packages" in parts:
         return "library"
-    if code.co_filename.startswith((_STANDARD_LIBRARY, "<frozen ")):
+    if file.startswith((_STANDARD_LIBRARY, "<frozen ")):
         return "standard library"
     return "user"

@@ -14,6 +14,9 @@ from dynamo_cyclefix._catalogue.gate import is_affected
 from dynamo_cyclefix._rewriting import LOCALS
 from dynamo_cyclefix._rewriting.edits import ANY_NAME, Edit
 
+Key: TypeAlias = "tuple[str, str, str]"
+"""A module, the qualified name of a function in it, and what holds something there."""
+
 
 class Target(NamedTuple):
     """One function, and the edits to it.
@@ -58,6 +61,8 @@ class Patch(NamedTuple):
         why: what the user loses without it.
         upstream: where PyTorch fixed or discusses it; empty where it has not.
         targets: the functions, in the order of the file.
+        holders: the attributes (a class, a name) and globals (no class, a name) that no longer keep
+            anything, beside the names that the edits speak of; ``*`` is any name.
     """
 
     id: str
@@ -65,10 +70,7 @@ class Patch(NamedTuple):
     why: str
     upstream: str
     targets: tuple[Target, ...]
-
-
-Key: TypeAlias = "tuple[str, str, str]"
-"""A module, the qualified name of a function in it, and what holds something there."""
+    holders: tuple[Key, ...] = ()
 
 
 def covering_patch(covered: Mapping[Key, str], key: Key) -> str | None:
@@ -114,12 +116,13 @@ class Catalogue(NamedTuple):
         Raises:
             Refused: ``release`` is not a PEP 440 version.
         """
-        return {
-            (target.module, function, name): patch.id
-            for patch, target in self.targets()
-            if is_affected(release, target.affected)
-            for function, name in target.holders()
-        }
+        covered: dict[Key, str] = {}
+        for patch, target in self.targets():
+            if is_affected(release, target.affected):
+                covered |= dict.fromkeys(patch.holders, patch.id)
+                for function, name in target.holders():
+                    covered[target.module, function, name] = patch.id
+        return covered
 
     def targets(self) -> Iterator[tuple[Patch, Target]]:
         """Every target with its patch."""

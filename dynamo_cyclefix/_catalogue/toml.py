@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from dynamo_cyclefix import __version__, _store
-from dynamo_cyclefix._catalogue.model import Catalogue, Explained, Patch, Target
+from dynamo_cyclefix._catalogue.model import Catalogue, Explained, Key, Patch, Target
 from dynamo_cyclefix._errors import CatalogueError
 from dynamo_cyclefix._rewriting.edits import KINDS, Edit
 
@@ -142,9 +142,17 @@ def _patch(table: _Table) -> Patch:
         why=table.text("why"),
         upstream=table.text("upstream", required=False),
         targets=tuple(targets),
+        holders=tuple(map(_key, table.texts("holders", required=False))),
     )
     table.finish()
     return patch
+
+
+def _key(text: str) -> Key:
+    """``module:Class.attribute`` or ``module:global``."""
+    module, _, path = text.partition(":")
+    owner, _, name = path.rpartition(".")
+    return module, owner, name
 
 
 def _edit(table: _Table) -> Edit:
