@@ -8,8 +8,8 @@ it, or hangs, counts as crashed, and the rest of the file goes on in a new proce
 runs again, alone, three times in each arm; what differs every time is real, and the exit code is 1.
 
 A control of our own comes first: it must fail with the patches off and pass with them on.  The off
-arm must have nothing applied, and the on arm something.  Where one of this does not hold, nothing
-is said of the tests, and the exit code is 2.
+arm must have nothing applied, and the on arm nothing refused.  Where one of these does not hold,
+nothing is said of the tests, and the exit code is 2.
 
 What is found is kept in the results file after each file, and files that are in it are not run
 again.  Pytest, and what the files import, must be installed beside torch and dynamo-cyclefix.
@@ -124,7 +124,7 @@ def run_arm(
                 found[event["test"]] = event["result"]
                 started = None
             elif event["event"] == "patches":
-                patches = event["states"]
+                patches = event
             elif event["event"] == "end":
                 ended = True
         if ended:
@@ -142,12 +142,15 @@ def run_both(
     """Run a file in both arms, side by side; the outcomes by arm."""
     with ThreadPoolExecutor(len(ARMS)) as pool:
         runs = list(pool.map(lambda arm: run_arm(arm, folder, file, only, timeout), ARMS))
-    for arm, (found, patches) in zip(ARMS, runs, strict=True):
-        applied = [i for i, state in patches.items() if state.startswith("applied")]
-        if patches and bool(applied) != (arm == "on"):
-            raise Blind(f"{file}: with the patches {arm}, these were applied: {applied}")
-        if not patches and any(r["outcome"] != "crashed" for r in found.values()):
-            print(f"{file}: the process with the patches {arm} did not tell of them", flush=True)
+    for arm, (_, patches) in zip(ARMS, runs, strict=True):
+        if not patches:
+            print(f"{file}: no process with the patches {arm} came to its end", flush=True)
+            continue
+        states = set(patches["states"].values())
+        if patches["active"] != (arm == "on") or (arm == "off") != (states == {"disabled"}):
+            raise Blind(f"{file}: with the patches {arm}, their states were {patches['states']}")
+        if "refused" in states:
+            raise Blind(f"{file}: a patch was refused: {patches['states']}")
     return {arm: found for arm, (found, _) in zip(ARMS, runs, strict=True)}
 
 

@@ -54,6 +54,6 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    states = {patch.id: str(patch.state.value) for patch in dynamo_cyclefix.status().patches}
-    emit("patches", states=states)
+    found = dynamo_cyclefix.status()
+    emit("patches", active=found.active, states={p.id: p.state.value for p in found.patches})
     emit("end")
