@@ -26,6 +26,14 @@ _MODULES = (
     "recompile",
     "interrupts",
     "modes",
+    "success_breaks",
+    "success_functions",
+    "success_modules",
+    "success_higher_order",
+    "success_autograd",
+    "success_protocols",
+    "success_export",
+    "success_tracing",
 )
 
 _registered: dict[str, Scenario] = {}
