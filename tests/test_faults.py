@@ -27,11 +27,12 @@ from dynamo_cyclefix._catalogue import toml as _catalogue
 from dynamo_cyclefix._patching import finder as _finder
 from dynamo_cyclefix._catalogue import gate as _gate
 from dynamo_cyclefix._patching import patcher as _patcher
-from dynamo_cyclefix import _rewriting as _rewrite
+from dynamo_cyclefix._rewriting import units as _units
 from dynamo_cyclefix._commands import status as _status
 from dynamo_cyclefix import _store
 from dynamo_cyclefix._patching import replacement as _swap
 
+_rewrite = sys.modules["dynamo_cyclefix._rewriting.rewrite"]  # not the function of that name
 _store._path = lambda name: "/nowhere/none"  # every step is to be taken
 CATALOGUE = _catalogue.load()
 WARNINGS = []
@@ -285,9 +286,9 @@ STEPS = {
     "cache": "_store, 'read'",
     "cache-later": "_cache.Cache, 'rewrite', nth=2",
     "cache-save": "_store, 'write'",
-    "parse": "_rewrite, '_parsed'",
-    "compile": "_rewrite, '_compiled'",
-    "compile-replacement": "_rewrite, '_compiled', nth=2",
+    "parse": "_units, '_parsed'",
+    "compile": "_units, 'compiled'",
+    "compile-replacement": "_units, 'compiled', nth=2",
     "comparison": "_rewrite, 'differs'",
     "rewrite": "_rewrite, 'apply'",
     "known-source": "_patcher, 'source_hash'",

@@ -648,7 +648,7 @@ def test_a_fork_waits_for_us_before_it_locks_logging() -> None:
 import json, os, sys
 order = []
 os.register_at_fork = lambda **hooks: order.append(sys._getframe(1).f_globals["__name__"])
-import dynamo_cyclefix._finder
+import dynamo_cyclefix._patching.finder
 print(json.dumps(order))
 """).json
     assert "logging" in order
