@@ -32,7 +32,7 @@ from dynamo_cyclefix._commands import status as _status
 from dynamo_cyclefix import _store
 from dynamo_cyclefix._patching import replacement as _swap
 
-_rewrite = sys.modules["dynamo_cyclefix._rewriting.rewrite"]  # not the function of that name
+from dynamo_cyclefix._rewriting import derive as _rewrite
 _store._path = lambda name: "/nowhere/none"  # every step is to be taken
 CATALOGUE = _catalogue.load()
 WARNINGS = []

@@ -26,8 +26,8 @@ from dynamo_cyclefix import _rewriting
 from dynamo_cyclefix._catalogue.model import Target
 from dynamo_cyclefix._errors import Refused
 from dynamo_cyclefix._rewriting import units
+from dynamo_cyclefix._rewriting.derive import apply
 from dynamo_cyclefix._rewriting.edits import Omit, Release
-from dynamo_cyclefix._rewriting.rewrite import apply
 
 FILE = "/nowhere/sample.py"
 
