@@ -1,11 +1,11 @@
 """Backport of PyTorch's fix for exceptions that leave Dynamo and pin the Python stack.
 
 Importing the package activates it, unless ``DYNAMO_CYCLEFIX=off``.  Every interpreter may pay for
-that import, so it reads this one file: the rest is loaded when torch is, or when it is asked for.
+that import, so it reads this one file, and a small one where a variable of ours is set: the rest is
+loaded when torch is, or when it is asked for.
 """
 
 import sys
-from os import environ
 from time import time
 
 TYPE_CHECKING = False
@@ -152,21 +152,30 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-_mode = environ.get("DYNAMO_CYCLEFIX") or "on"
-if _mode in ("on", "strict") and "torch" not in sys.modules:
-    # What `activate` comes to where there is nothing else to do than to wait.
-    _active = Waiting(
-        _way(),
-        _mode == "strict",
-        environ.get("DYNAMO_CYCLEFIX_PATCHES", ""),
-        environ.get("DYNAMO_CYCLEFIX_UNSEEN") == "accept",
-    )
-    sys.meta_path.insert(0, _active)
-elif _mode.strip().lower() != "off":
-    from dynamo_cyclefix._patching.session import activate
+def _start() -> None:
+    global _active
+    # In here, since what the finder can reach outlives all else, and the interpreter's end gets
+    # longer.
+    from os import environ
 
-    activate(way=_way())
-if environ.get("DYNAMO_CYCLEFIX_REPORT") == "1":
-    from dynamo_cyclefix import _report  # noqa: F401 - it writes when the process exits
-# What the finder can reach outlives all else in the process, and the interpreter's end gets longer.
-del environ
+    mode, patches, accept_unseen, report = "on", "", False, False
+    # Where no variable of ours is set there is nothing to judge.
+    if "DYNAMO_CYCLEFIX" in "\n".join(environ):
+        from dynamo_cyclefix._settings import read
+
+        found = read()
+        mode, patches, accept_unseen = found.mode, found.patches, found.accept_unseen
+        report = found.report
+    if mode != "off" and "torch" in sys.modules:
+        from dynamo_cyclefix._patching.session import activate
+
+        activate(way=_way())
+    elif mode != "off":
+        # What `activate` comes to where there is nothing else to do than to wait.
+        _active = Waiting(_way(), mode == "strict", patches, accept_unseen)
+        sys.meta_path.insert(0, _active)
+    if report:
+        from dynamo_cyclefix import _report  # noqa: F401 - it writes when the process exits
+
+
+_start()

@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from types import ModuleType
 
 import dynamo_cyclefix
-from dynamo_cyclefix import _rewriting
+from dynamo_cyclefix import _rewriting, _settings
 from dynamo_cyclefix._catalogue import gate as _gate
 from dynamo_cyclefix._catalogue import toml as _catalogue
 from dynamo_cyclefix._catalogue.model import Patch, Target
@@ -241,7 +241,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(dataclasses.asdict(found), indent=2))
     else:
         _print(found)
-    problem = found.error or ("" if found.active else "not active (DYNAMO_CYCLEFIX=off)")
+    problem = found.error or ("" if found.active else _settings.not_active())
     if not problem and all(patch.state is State.DISABLED for patch in found.patches):
         problem = "every patch is switched off (DYNAMO_CYCLEFIX_PATCHES)"
     for patch in found.patches:
