@@ -9,7 +9,8 @@ import pytest
 from conftest import run_child
 
 import dynamo_cyclefix
-from dynamo_cyclefix import _settings, _status, _verify
+from dynamo_cyclefix import _settings
+from dynamo_cyclefix._commands import status, verify
 
 # Written in another way, and meaning the same.
 SPELLINGS = {
@@ -80,14 +81,14 @@ def test_every_place_hears_the_same_mode(
 
     monkeypatch.setenv("DYNAMO_CYCLEFIX", said)
     asked: list[Any] = []
-    monkeypatch.setattr(_verify, "run_scenarios", lambda environment, *_: asked.append(environment))
-    _verify.run_both()
+    monkeypatch.setattr(verify, "run_scenarios", lambda environment, *_: asked.append(environment))
+    verify.run_both()
     on = "strict" if mode == "strict" else "on"
     assert sorted(e["DYNAMO_CYCLEFIX"] for e in asked) == sorted(["off", on])
 
     monkeypatch.setattr(dynamo_cyclefix, "_active", None)
-    monkeypatch.setattr(_status, "load_torch", lambda: None)
-    _status.run(argparse.Namespace(require=None, json=True))
+    monkeypatch.setattr(status, "load_torch", lambda: None)
+    status.run(argparse.Namespace(require=None, json=True))
     assert f"not active (DYNAMO_CYCLEFIX={mode})" in capsys.readouterr().err
 
 
