@@ -36,6 +36,8 @@ class Waiting:
         self.accept_unseen = accept_unseen
         self.error = ""
         self._asked: set[tuple[str, int]] = set()
+        # Of each thread: the modules that it has executed inside of another one's import.
+        self.inner = sys.modules["_thread"]._local()
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
@@ -102,8 +104,8 @@ class Waiting:
         else:
             self.wake()  # what it is now
 
-    def catch_up(self, executed: "ModuleType | None" = None) -> None:
-        """After a module was executed: patch it."""
+    def catch_up(self, executed: "Sequence[ModuleType]" = ()) -> None:
+        """After modules were executed: patch them."""
 
 
 def patching_loader(loader: "Any", finder: Waiting) -> "Any":
@@ -120,8 +122,20 @@ def patching_loader(loader: "Any", finder: Waiting) -> "Any":
                 module.__spec__.loader = loader
             module.__loader__ = loader
             finder.wake()
-            loader.exec_module(module)
-            finder.catch_up(module)
+            # What one import brings in is patched at its end, together: to find the closures that
+            # exist by then takes a walk over all objects.
+            inner = finder.inner
+            if hasattr(inner, "executed"):
+                loader.exec_module(module)
+                inner.executed.append(module)
+                return
+            try:
+                inner.executed = executed = []
+                loader.exec_module(module)
+                executed.append(module)
+            finally:
+                del inner.executed
+                finder.catch_up(executed)
 
         def __getattr__(self, name: str) -> "Any":
             return getattr(loader, name)

@@ -295,7 +295,8 @@ STEPS = {
     "put": "_swap.Swap, 'put'",
     "put-later": "_swap.Swap, 'put', nth=4",
     "put-done": "_swap.Swap, 'put', nth=4, after=True",
-    "exchange": "_swap, '_exchange', nth=3",
+    "exchange": "_patcher, 'exchange'",
+    "exchange-done": "_patcher, 'exchange', after=True",
 }
 STRIKE = """
 with fault({step}, raised={raised}):
@@ -393,12 +394,11 @@ judge(raised=raised)
 @pytest.mark.parametrize(
     "raised", ["RuntimeError()", "MemoryError()", "KeyboardInterrupt()", "SystemExit()"]
 )
-@pytest.mark.parametrize("where", ["Swap, 'take_back'", "_exchange"])
+@pytest.mark.parametrize("where", ["_swap.Swap, 'take_back', nth=2", "_patcher, 'exchange'"])
 def test_a_fault_while_it_is_taken_back(with_dynamo: Forks, raised: str, where: str) -> None:
-    owner = "_swap.Swap, 'take_back', nth=2" if "Swap" in where else "_swap, '_exchange', nth=2"
     found = with_dynamo(f"""
 assert activate() is None
-with fault({owner}, raised={raised}):
+with fault({where}, raised={raised}):
     raised = attempt(dynamo_cyclefix.deactivate)
 deactivated = original_by_patch()
 active = dynamo_cyclefix.status().active

@@ -156,8 +156,8 @@ def _of_target(patcher: Patcher, target: Target) -> tuple[State, str]:
         reasons = [reason, *overrides(module, target.function)]
         if state is not State.WRAPPED:  # where the wrapper around it is our own
             reasons += decorators(module, target.outermost)
-        hidden = (swap.missed for _, swap in patcher.swaps() if target in swap.targets)
-        reasons += [HIDDEN % missed for missed in hidden if missed]
+        swaps = (swap for _, swap in patcher.swaps() if target in swap.targets)
+        reasons += [HIDDEN for swap in swaps if swap.hidden]
         reason = "; ".join(filter(None, reasons))
     return state, reason
 

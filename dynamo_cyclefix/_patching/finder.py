@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from dynamo_cyclefix import Waiting, patching_loader
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import ModuleType
 
     from dynamo_cyclefix._errors import PatchError
@@ -148,8 +149,8 @@ class TargetFinder(Waiting):
             f"no patch can be applied ({self.error}); set DYNAMO_CYCLEFIX=on to go on without"
         )
 
-    def catch_up(self, executed: ModuleType | None = None) -> None:
-        """Patch a module that has just been executed, and all that were imported past this finder.
+    def catch_up(self, executed: Sequence[ModuleType] = ()) -> None:
+        """Patch modules that have just been executed, and all that were imported past this finder.
 
         Raises:
             PatchError: in strict mode, if an affected torch cannot be patched.
@@ -161,9 +162,7 @@ class TargetFinder(Waiting):
         eval_frame = sys.modules.get("torch._C._dynamo.eval_frame")
         callback = eval_frame and eval_frame.set_eval_frame(None)
         try:
-            if executed is not None:
-                patcher.patch_module(executed)
-            patcher.catch_up()
+            patcher.catch_up(executed)
             self._hide()
         except Exception as error:
             from dynamo_cyclefix._errors import PatchError
