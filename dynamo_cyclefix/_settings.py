@@ -52,9 +52,9 @@ def read() -> Settings:
     for problem in _problems(environ):
         if problem not in _said:
             _said.add(problem)
-            from dynamo_cyclefix._patching.finder import say
+            from dynamo_cyclefix._locking import log
 
-            say("warning", "%s", problem)
+            log("warning", "%s", problem)
     return Settings(environ)
 
 

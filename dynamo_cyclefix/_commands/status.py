@@ -19,8 +19,9 @@ from dynamo_cyclefix._catalogue import gate as _gate
 from dynamo_cyclefix._catalogue import toml as _catalogue
 from dynamo_cyclefix._catalogue.model import Patch, Target
 from dynamo_cyclefix._errors import CatalogueError, PatchError, Refused
+from dynamo_cyclefix._locking import lock
 from dynamo_cyclefix._patching import patcher as _patcher
-from dynamo_cyclefix._patching.finder import TargetFinder, lock
+from dynamo_cyclefix._patching.finder import TargetFinder
 from dynamo_cyclefix._patching.patcher import HIDDEN, IN_PLACE, Patcher, State, source_of
 from dynamo_cyclefix._patching.replacement import decorators, live_function, overrides
 

@@ -17,8 +17,8 @@ from dynamo_cyclefix._catalogue import gate as _gate
 from dynamo_cyclefix._catalogue import toml as _catalogue
 from dynamo_cyclefix._catalogue.model import Catalogue, Patch, Target
 from dynamo_cyclefix._errors import PatchError, Refused, SourceMissing
+from dynamo_cyclefix._locking import lock, log
 from dynamo_cyclefix._patching import cache as _cache
-from dynamo_cyclefix._patching.finder import lock, say
 from dynamo_cyclefix._patching.replacement import Swap, exchange, live_function, module_namespace
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _select(catalogue: Catalogue, patches: str) -> frozenset[str]:
         if name.removeprefix("-") in catalogue.patches:
             names.append(name)
         else:
-            say(
+            log(
                 "warning",
                 "DYNAMO_CYCLEFIX_PATCHES: unknown patch %r is ignored, expected some of %s",
                 name,
@@ -147,7 +147,7 @@ class Patcher:
                 if (patch_id, swap) not in before
             ):
                 text = "patch %s applied to %s of torch %s"
-                say("info", text, patch_id, name, torch_version())
+                log("info", text, patch_id, name, torch_version())
         # What has failed may be in a module that stays imported when the import of another fails.
         if self.strict and self._failures and names & self.modules:
             failed = "; ".join(f"{patch}: {reason}" for patch, reason in self._failures.items())
@@ -251,14 +251,14 @@ class Patcher:
         for swap in swaps:
             swap.hidden = any(swap.function is function for function in hidden)
         for patch in sorted({patch for patch, swap in changes if swap.hidden}):
-            say("warning", f"patch %s: {HIDDEN}", patch)
+            log("warning", f"patch %s: {HIDDEN}", patch)
 
     def _fail(self, patch: Patch, targets: Sequence[Target], reason: str) -> None:
         self._take_back([(patch.id, swap) for swap in self._swaps[patch.id]])
         if patch.id not in self._failures:
             self._failures[patch.id] = reason
             text = "patch %s not applied to torch %s: %s"
-            say("warning", text, patch.id, torch_version(), reason)
+            log("warning", text, patch.id, torch_version(), reason)
         for target in patch.targets:
             if target in targets or target in self.states:
                 self.states[target] = State.REFUSED, reason

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from dynamo_cyclefix import _settings
 from dynamo_cyclefix._errors import CatalogueError, PatchError
-from dynamo_cyclefix._patching.finder import TargetFinder, lock, retire_others, say, wake
+from dynamo_cyclefix._locking import lock, log
+from dynamo_cyclefix._patching.finder import TargetFinder, retire_others, wake
 
 if TYPE_CHECKING:
     from dynamo_cyclefix._commands.status import Status
@@ -45,7 +46,7 @@ def activate(
 
     settings = _settings.read()
     if settings.mode == "off":
-        say("info", "not activated: DYNAMO_CYCLEFIX=off")
+        log("info", "not activated: DYNAMO_CYCLEFIX=off")
         return
     with lock:
         deactivate()
