@@ -28,8 +28,8 @@ class Waiting:
     Finds nothing by itself: gives the spec that the other finders find a patching loader.
     """
 
-    def __init__(self, way: str, strict: bool, patches: str, accept_unseen: bool) -> None:
-        self.way = way
+    def __init__(self, activated_by: str, strict: bool, patches: str, accept_unseen: bool) -> None:
+        self.activated_by = activated_by
         self.since = time()
         self.strict = strict
         self.patches = patches
@@ -132,7 +132,7 @@ def patching_loader(loader: "Any", finder: Waiting) -> "Any":
 _active: "Waiting | None" = None
 
 
-def _way() -> str:
+def _activated_by() -> str:
     """What imports us: ``site``, which reads the ``.pth`` file of autostart, or the program."""
     frame = sys._getframe().f_back
     while frame and frame.f_code.co_name != "addpackage":
@@ -156,16 +156,17 @@ _mode = environ.get("DYNAMO_CYCLEFIX") or "on"
 if _mode in ("on", "strict") and "torch" not in sys.modules:
     # What `activate` comes to where there is nothing else to do than to wait.
     _active = Waiting(
-        _way(),
+        _activated_by(),
         _mode == "strict",
         environ.get("DYNAMO_CYCLEFIX_PATCHES", ""),
         environ.get("DYNAMO_CYCLEFIX_UNSEEN") == "accept",
     )
     sys.meta_path.insert(0, _active)
 elif _mode.strip().lower() != "off":
-    from dynamo_cyclefix._patching.session import activate
+    from dynamo_cyclefix._patching.session import start
 
-    activate(way=_way())
+    start(_activated_by())
+    del start
 if environ.get("DYNAMO_CYCLEFIX_REPORT") == "1":
     from dynamo_cyclefix import _report  # noqa: F401 - it writes when the process exits
 # What the finder can reach outlives all else in the process, and the interpreter's end gets longer.

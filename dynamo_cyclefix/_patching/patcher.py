@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import sys
 from collections import defaultdict
@@ -19,25 +18,11 @@ from dynamo_cyclefix._errors import PatchError, Refused, SourceMissing
 from dynamo_cyclefix._patching import cache as _cache
 from dynamo_cyclefix._patching.finder import lock, say
 from dynamo_cyclefix._patching.replacement import Swap, live_function, module_namespace
+from dynamo_cyclefix._patching.state import State
 
 if TYPE_CHECKING:
     from dynamo_cyclefix._patching.wrapper import Wrap
 
-
-class State(str, enum.Enum):
-    """What became of a patch or of one of its targets."""
-
-    PENDING = "pending"
-    APPLIED = "applied"
-    UNSEEN = "applied, source not seen before"
-    WRAPPED = "applied by a wrapper, source missing"
-    FIXED = "fixed upstream"
-    UNAFFECTED = "not affected"
-    REFUSED = "not applied"
-    DISABLED = "disabled"
-
-
-IN_PLACE = (State.APPLIED, State.UNSEEN, State.WRAPPED)
 
 HIDDEN = "gc.freeze() may hide up to %d closures, which run torch's own code"
 
@@ -171,7 +156,7 @@ class Patcher:
         except RecursionError as error:  # nested deeper than we can follow
             self._fail(patch, targets, f"RecursionError: {error}")
             return
-        if any(state in IN_PLACE for state, _ in states.values()):
+        if any(state.in_place for state, _ in states.values()):
             text = "patch %s applied to %s of torch %s"
             say("info", text, patch.id, module.__name__, torch_version())
         if missed := sum(swap.missed for swap in swaps):

@@ -18,7 +18,8 @@ def _activate(copy):  # type: (str) -> None
     finally:
         sys.path.remove(copy)
     if dynamo_cyclefix._active is not None:
-        dynamo_cyclefix._active.way = os.environ.get("DYNAMO_CYCLEFIX_WAY") or "sitecustomize"
+        activated_by = os.environ.get("DYNAMO_CYCLEFIX_ACTIVATED_BY") or "sitecustomize"
+        dynamo_cyclefix._active.activated_by = activated_by
 
 
 def _run_shadowed(here):  # type: (str) -> None
