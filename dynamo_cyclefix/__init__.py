@@ -28,8 +28,8 @@ class Waiting:
     Finds nothing by itself: gives the spec that the other finders find a patching loader.
     """
 
-    def __init__(self, way: str, strict: bool, patches: str, accept_unseen: bool) -> None:
-        self.way = way
+    def __init__(self, activated_by: str, strict: bool, patches: str, accept_unseen: bool) -> None:
+        self.activated_by = activated_by
         self.since = time()
         self.strict = strict
         self.patches = patches
@@ -146,7 +146,7 @@ def patching_loader(loader: "Any", finder: Waiting) -> "Any":
 _active: "Waiting | None" = None
 
 
-def _way() -> str:
+def _activated_by() -> str:
     """What imports us: ``site``, which reads the ``.pth`` file of autostart, or the program."""
     frame = sys._getframe().f_back
     while frame and frame.f_code.co_name != "addpackage":
@@ -181,12 +181,12 @@ def _start() -> None:
         mode, patches, accept_unseen = found.mode, found.patches, found.accept_unseen
         report = found.report
     if mode != "off" and "torch" in sys.modules:
-        from dynamo_cyclefix._patching.session import activate
+        from dynamo_cyclefix._patching.session import start
 
-        activate(way=_way())
+        start(_activated_by())
     elif mode != "off":
         # What `activate` comes to where there is nothing else to do than to wait.
-        _active = Waiting(_way(), mode == "strict", patches, accept_unseen)
+        _active = Waiting(_activated_by(), mode == "strict", patches, accept_unseen)
         sys.meta_path.insert(0, _active)
     if report:
         from dynamo_cyclefix import _report  # noqa: F401 - it writes when the process exits

@@ -11,7 +11,7 @@ MODE = "DYNAMO_CYCLEFIX"
 PATCHES = "DYNAMO_CYCLEFIX_PATCHES"
 UNSEEN = "DYNAMO_CYCLEFIX_UNSEEN"
 REPORT = "DYNAMO_CYCLEFIX_REPORT"
-WAY = "DYNAMO_CYCLEFIX_WAY"
+ACTIVATED_BY = "DYNAMO_CYCLEFIX_ACTIVATED_BY"
 
 # What each may say, in any case; the first counts where it is not set, or says anything else.
 _WORDS = {
@@ -19,7 +19,7 @@ _WORDS = {
     UNSEEN: ("refuse", "accept"),
     REPORT: ("0", "1"),
 }
-_KNOWN = (MODE, PATCHES, UNSEEN, REPORT, WAY)
+_KNOWN = (MODE, PATCHES, UNSEEN, REPORT, ACTIVATED_BY)
 _said: "set[str]" = set()
 
 
@@ -34,7 +34,7 @@ class Settings:
         patches: ids of patches separated by commas, see :func:`_patcher.make`; empty if not set.
         accept_unseen: whether strict mode accepts a source that no known release has.
         report: whether to say at exit what was applied.
-        way: what activates, if that was ``run``; empty if not.
+        activated_by: what activates, if that was ``run``; empty if not.
     """
 
     def __init__(self, environment: "Mapping[str, str]") -> None:
@@ -42,7 +42,7 @@ class Settings:
         self.patches = environment.get(PATCHES, "").strip()
         self.accept_unseen = _word(environment, UNSEEN) == "accept"
         self.report = _word(environment, REPORT) == "1"
-        self.way = environment.get(WAY, "").strip()
+        self.activated_by = environment.get(ACTIVATED_BY, "").strip()
 
 
 def read() -> Settings:

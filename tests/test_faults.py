@@ -28,7 +28,7 @@ from dynamo_cyclefix._patching import finder as _finder
 from dynamo_cyclefix._catalogue import gate as _gate
 from dynamo_cyclefix._patching import patcher as _patcher
 from dynamo_cyclefix._rewriting import units as _units
-from dynamo_cyclefix._commands import status as _status
+from dynamo_cyclefix._patching import status as _status
 from dynamo_cyclefix import _store
 from dynamo_cyclefix._patching import replacement as _swap
 
@@ -346,10 +346,10 @@ def test_a_refusal_concerns_one_patch(with_dynamo: Forks, step: str, mode: str) 
     assert len(found["warnings"]) == 1
     if mode == "on":
         states = list(found["states"].values())
-        assert states.count("not applied") == 1
-        others = {state.partition(",")[0] for state in states} - {"not applied"}
+        assert states.count("refused") == 1
+        others = {state.partition("-unseen")[0] for state in states} - {"refused"}
         # Not every patch is for this release.
-        assert "applied" in others <= {"applied", "fixed upstream", "not affected"}
+        assert "applied" in others <= {"applied", "fixed-upstream", "not-affected"}
     else:
         assert is_untouched(found)
 
@@ -431,7 +431,7 @@ judge(raised=raised)
 """)
     check(found)
     assert found["raised"] is None
-    assert list(found["states"].values()).count("not applied") == 1
+    assert list(found["states"].values()).count("refused") == 1
     assert found["error"] == ""
 
 
@@ -459,7 +459,7 @@ judge(first=first)
     check(found)
     assert is_patched(found)
     assert found["first"][0] == ""
-    assert found["first"][1] in ("applied", "fixed upstream")
+    assert found["first"][1] in ("applied", "fixed-upstream")
     assert not found["warnings"]
 
 
@@ -480,7 +480,7 @@ assert activate() is None
 judge(raised=raised, state=state)
 """)
     check(found)
-    assert (found["raised"], found["state"]) == (None, "not applied")
+    assert (found["raised"], found["state"]) == (None, "refused")
     assert is_patched(found)
 
 
@@ -488,7 +488,7 @@ def test_a_function_nested_deeper_than_we_can_follow(with_dynamo: Forks) -> None
     found = with_dynamo(strike("rewrite", "RecursionError()"))
     check(found)
     assert found["raised"] is None
-    assert list(found["states"].values()).count("not applied") == 1
+    assert list(found["states"].values()).count("refused") == 1
 
 
 def test_closures_out_of_reach(with_dynamo: Forks) -> None:
@@ -758,7 +758,7 @@ owner.exception_handler = patched
 judge(replaced=states["observed-exceptions"])
 """)
     check(found)
-    assert found["replaced"] == "not applied"
+    assert found["replaced"] == "refused"
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_mode(said: str, mode: str) -> None:
         ({"_REPORT": "1 "}, ("on", "", False, True, "")),
         ({"_REPORT": "0"}, ("on", "", False, False, "")),
         (
-            {"_REPORT": "", "_PATCHES": " a, b ", "_WAY": " run"},
+            {"_REPORT": "", "_PATCHES": " a, b ", "_ACTIVATED_BY": " run"},
             ("on", "a, b", False, False, "run"),
         ),
     ],
@@ -47,7 +47,7 @@ def test_the_others(said: Mapping[str, str], expected: tuple[Any, ...]) -> None:
         found.patches,
         found.accept_unseen,
         found.report,
-        found.way,
+        found.activated_by,
     ) == expected
 
 
@@ -130,10 +130,10 @@ WARNINGS = """
             "-export-errors",
             "DYNAMO_CYCLEFIX_PATCH is unknown and ignored, expected one of DYNAMO_CYCLEFIX,"
             " DYNAMO_CYCLEFIX_PATCHES, DYNAMO_CYCLEFIX_UNSEEN, DYNAMO_CYCLEFIX_REPORT,"
-            " DYNAMO_CYCLEFIX_WAY",
+            " DYNAMO_CYCLEFIX_ACTIVATED_BY",
         ),
         ("DYNAMO_CYCLEFIX_PATCHES", "-export-errors", None),
-        ("DYNAMO_CYCLEFIX_WAY", "run", None),
+        ("DYNAMO_CYCLEFIX_ACTIVATED_BY", "run", None),
         ("MY_DYNAMO_CYCLEFIX", "maybe", None),
     ],
 )
@@ -146,6 +146,8 @@ def test_what_is_misspelt_is_said_once(name: str, value: str, text: str | None) 
 )
 def test_the_way_that_sitecustomize_tells(said: str | None, way: str) -> None:
     folder = Path(dynamo_cyclefix.__file__).parent / "sitecustomize"
-    variables = {} if said is None else {"DYNAMO_CYCLEFIX_WAY": said}
-    program = "import json, dynamo_cyclefix; print(json.dumps(dynamo_cyclefix._active.way))"
+    variables = {} if said is None else {"DYNAMO_CYCLEFIX_ACTIVATED_BY": said}
+    program = (
+        "import json, dynamo_cyclefix; print(json.dumps(dynamo_cyclefix._active.activated_by))"
+    )
     assert run_child(program, path=[folder], **variables).json == way

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import sys
 from collections import defaultdict
@@ -20,25 +19,11 @@ from dynamo_cyclefix._errors import PatchError, Refused, SourceMissing
 from dynamo_cyclefix._locking import lock, log
 from dynamo_cyclefix._patching import cache as _cache
 from dynamo_cyclefix._patching.replacement import Swap, exchange, live_function, module_namespace
+from dynamo_cyclefix._patching.state import State
 
 if TYPE_CHECKING:
     from dynamo_cyclefix._patching.wrapper import Wrap
 
-
-class State(str, enum.Enum):
-    """What became of a patch or of one of its targets."""
-
-    PENDING = "pending"
-    APPLIED = "applied"
-    UNSEEN = "applied, source not seen before"
-    WRAPPED = "applied by a wrapper, source missing"
-    FIXED = "fixed upstream"
-    UNAFFECTED = "not affected"
-    REFUSED = "not applied"
-    DISABLED = "disabled"
-
-
-IN_PLACE = (State.APPLIED, State.UNSEEN, State.WRAPPED)
 
 HIDDEN = "gc.freeze() may hide closures, which run torch's own code then"
 

@@ -11,8 +11,8 @@ from dynamo_cyclefix._locking import lock, log
 from dynamo_cyclefix._patching.finder import TargetFinder, retire_others, wake
 
 if TYPE_CHECKING:
-    from dynamo_cyclefix._commands.status import Status
     from dynamo_cyclefix._patching.patcher import Patcher
+    from dynamo_cyclefix._patching.status import Status
 
 __all__ = ["CatalogueError", "PatchError", "activate", "deactivate", "status"]
 
@@ -22,7 +22,6 @@ def activate(
     strict: bool | None = None,
     patches: str | None = None,
     accept_unseen: bool | None = None,
-    way: str = "activate()",
 ) -> None:
     """Patch torch: at once what is imported already, the rest when it is imported.
 
@@ -36,12 +35,21 @@ def activate(
             it, of those not to apply; by default ``DYNAMO_CYCLEFIX_PATCHES``; all if that is empty.
         accept_unseen: whether strict mode accepts a source that no known release has, if it passes
             every structural check; by default whether ``DYNAMO_CYCLEFIX_UNSEEN=accept``.
-        way: what activates, for :func:`status`.
 
     Raises:
         PatchError: in strict mode, if torch is imported already and could not be patched.  Nothing
             is active then, or after an interrupt.
     """
+    start("activate()", strict, patches, accept_unseen)
+
+
+def start(
+    activated_by: str,
+    strict: bool | None = None,
+    patches: str | None = None,
+    accept_unseen: bool | None = None,
+) -> None:
+    """What :func:`activate` does, for whatever activates, which :func:`status` names."""
     import dynamo_cyclefix  # by its name: the package may have been imported anew
 
     settings = _settings.read()
@@ -51,7 +59,7 @@ def activate(
     with lock:
         deactivate()
         finder = dynamo_cyclefix.Waiting(
-            way,
+            activated_by,
             settings.mode == "strict" if strict is None else strict,
             settings.patches if patches is None else patches,
             settings.accept_unseen if accept_unseen is None else accept_unseen,
@@ -89,7 +97,7 @@ def status() -> Status:
     Imports neither torch nor any part of it: a patch whose modules are not imported is "pending".
     """
     import dynamo_cyclefix
-    from dynamo_cyclefix._commands import status as _status
+    from dynamo_cyclefix._patching import status as _status
 
     active = dynamo_cyclefix._active
     return _status.status(wake(active) if active else None)

@@ -20,7 +20,9 @@ def _activate(copy):  # type: (str) -> None
     if dynamo_cyclefix._active is not None:
         # Loaded where any variable of ours is set.
         settings = sys.modules.get("dynamo_cyclefix._settings")
-        dynamo_cyclefix._active.way = (settings and settings.read().way) or "sitecustomize"
+        dynamo_cyclefix._active.activated_by = (
+            settings and settings.read().activated_by
+        ) or "sitecustomize"
 
 
 def _run_shadowed(here):  # type: (str) -> None
