@@ -353,7 +353,7 @@ def test_off() -> None:
     )
     *states, first_finder, log = result
     assert states == [True, "disabled", True, "disabled", True]
-    assert first_finder != "TargetFinder"
+    assert first_finder != "Finder"
     assert log == ["not activated: DYNAMO_CYCLEFIX=off"]
 
 
@@ -650,11 +650,11 @@ def test_a_fork_waits_for_us_before_it_locks_logging() -> None:
 import json, os, sys
 order = []
 os.register_at_fork = lambda **hooks: order.append(sys._getframe(1).f_globals["__name__"])
-import dynamo_cyclefix._patching.finder
+import dynamo_cyclefix._patching.activation
 print(json.dumps(order))
 """).json
     assert "logging" in order
-    assert order[-1] == "dynamo_cyclefix._patching.finder"
+    assert order[-1] == "dynamo_cyclefix._patching.activation"
 
 
 def test_a_fork_that_cannot_wait_any_longer() -> None:
@@ -667,7 +667,7 @@ def test_a_fork_that_cannot_wait_any_longer() -> None:
         def impatient(*, before, **others):
             register(before=functools.partial(before.func, timeout=0.1), **others)
         os.register_at_fork = impatient
-        from dynamo_cyclefix._patching.finder import lock
+        from dynamo_cyclefix._patching.activation import lock
         os.register_at_fork = register
         import dynamo_cyclefix
 
