@@ -77,13 +77,13 @@ def export_non_strict_repeatedly() -> object:
 @scenario()
 def export_strict_dynamic() -> object:
     """Strict export with a dynamic dimension."""
-    return export(model(), strict=True, dynamic_shapes={"x": {0: Dim("batch")}, "args": ()})
+    return export(model(), strict=True, dynamic_shapes=({0: Dim("batch")},))
 
 
 @scenario()
 def export_non_strict_dynamic() -> object:
     """Non-strict export with a dynamic dimension."""
-    return export(model(), strict=False, dynamic_shapes={"x": {0: Dim("batch")}, "args": ()})
+    return export(model(), strict=False, dynamic_shapes=({0: Dim("batch")},))
 
 
 @scenario()
