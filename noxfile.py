@@ -4,8 +4,11 @@
     nox -s matrix -- 2.9.1 2.15.0               some releases, on CPython 3.11
     nox -s matrix -- --python 3.13 2.14.1       a release on another Python
     nox -s matrix -- --results FILE 2.9.1       keep what is found elsewhere
-    nox -s table                                write what was found into the README
+    nox -s table                                write what was found into docs/compatibility.md
     nox -s sources [-- RELEASE ...]             record the sources of releases
+    nox -s upstream -- PATH [--torch VERSION] [FILE ...]
+                                                PyTorch's own tests, with the patches off and on
+    nox -s downstream -- [LIBRARY ...]          the same for libraries that use torch.compile
 
 What a run found is kept in `docs/matrix.json`, one entry for a release and a Python.  A release
 that could not be installed is "not run".
@@ -18,12 +21,13 @@ import json
 import os
 import platform
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -34,9 +38,12 @@ nox.options.sessions = ["matrix", "table"]
 
 ROOT = Path(__file__).parent
 RESULTS = ROOT / "docs" / "matrix.json"
-README = ROOT / "README.md"
-MARKERS = "<!-- matrix: written by `nox -s table` -->", "<!-- /matrix -->"
+TABLE = ROOT / "docs" / "compatibility.md"
+README = ROOT / "README.md"  # has a summary
+MARKERS = "<!-- written by `nox -s table` -->", "<!-- /written -->"
 PATCH = "observed-exceptions"  # the patch that gives the project its name
+# The file alone: to import the package would activate it, here and in every child.
+State = runpy.run_path(str(ROOT / "dynamo_cyclefix" / "_patching" / "state.py"))["State"]
 
 RELEASES = (
     *("2.4.1", "2.5.0", "2.5.1", "2.6.0", "2.7.0", "2.7.1", "2.8.0", "2.9.0", "2.9.1", "2.10.0"),
@@ -207,14 +214,42 @@ def pair(result: Mapping[str, Any]) -> tuple[list[int], list[int]]:
 
 @nox.session(venv_backend="none")
 def table(session: nox.Session) -> None:
-    """Write the results into the README, between the two markers."""
-    text = README.read_text("utf-8")
+    """Write the results into docs/compatibility.md, and into the README what they come to."""
+    results = json.loads(RESULTS.read_text("utf-8"))
+    write_between_markers(session, TABLE, table_lines(results))
+    write_between_markers(session, README, summary_lines(results))
+
+
+def write_between_markers(session: nox.Session, path: Path, lines: Iterable[str]) -> None:
+    """Put lines in place of what is between the two markers in a file."""
+    text = path.read_text("utf-8")
     start, end = map(re.escape, MARKERS)
     if not re.search(f"{start}.*{end}", text, re.DOTALL):
-        session.error(f"README.md: found no {MARKERS[0]} ... {MARKERS[1]}")
-    lines = "\n".join(table_lines(json.loads(RESULTS.read_text("utf-8"))))
-    whole = f"{MARKERS[0]}\n\n{lines}\n\n{MARKERS[1]}"
-    README.write_text(re.sub(f"{start}.*{end}", lambda _: whole, text, flags=re.DOTALL), "utf-8")
+        session.error(f"{path.name}: found no {MARKERS[0]} ... {MARKERS[1]}")
+    whole = "\n".join([MARKERS[0], "", *lines, "", MARKERS[1]])
+    path.write_text(re.sub(f"{start}.*{end}", lambda _: whole, text, flags=re.DOTALL), "utf-8")
+
+
+def summary_lines(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What the results and the catalogue come to, in two sentences."""
+    # Here only, so that what must run on Python 3.10 does not need it.
+    import tomllib
+
+    patches = [tomllib.loads(path.read_text("utf-8")) for path in (ROOT / "patches").glob("*.toml")]
+    targets = [target for patch in patches for target in patch.get("targets", ())]
+    functions = {(target["module"], target["function"]) for target in targets}
+    kinds = {next(iter(edit)) for target in targets for edit in target["edits"]}
+    passed = [result for result in results if result["outcome"] == "passed"]
+    yield (
+        f"{sum('id' in patch for patch in patches)} patches change {len(functions)} functions by"
+        f" {len(kinds)} kinds of edit ({', '.join(sorted(kinds))})."
+    )
+    yield (
+        f"{len(passed)} of {len(results)} environments pass:"
+        f" {len({result['torch'] for result in passed})} releases of torch,"
+        f" {len({result['python'] for result in passed})} versions of Python,"
+        f" {' and '.join(sorted({result['platform'] for result in passed}))}."
+    )
 
 
 def table_lines(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -230,7 +265,7 @@ def table_lines(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             cells = [
                 result["torch_build"],
                 result["python_build"],
-                result["patches"][PATCH],
+                State(result["patches"][PATCH]).words,
                 *(
                     f"{n['before']} → {n['after']} of {n['scenarios']}"
                     for n in (result["named"], result["all"])
@@ -271,3 +306,74 @@ def fetch_sources(session: nox.Session, torch: str, folder: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder, [n for n in archive.namelist() if n.endswith(".py")])
     wheel.unlink()
+
+
+UPSTREAM_PACKAGES = ("expecttest", "hypothesis", "numpy", "parameterized", "pytest", "psutil")
+
+
+@nox.session(venv_backend="none")
+def upstream(session: nox.Session) -> None:
+    """Run PyTorch's own test files with the patches off and on; see tools/paired.py."""
+    parser = argparse.ArgumentParser(prog="nox -s upstream --")
+    parser.add_argument("path", type=Path, help="a checkout of PyTorch, or a folder of its tests")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="default: all below test/dynamo")
+    parser.add_argument("--torch", help="the release; default: the one that runs this")
+    parser.add_argument("--results", type=Path, default=Path("paired.json"))
+    parser.add_argument("--table", type=Path)
+    options = parser.parse_args(session.posargs)
+    tests = options.path / "test" / "dynamo"
+    folder = tests if tests.is_dir() else options.path
+    arguments = [str(folder), *options.files, f"--results={options.results}"]
+    arguments += [f"--table={options.table}"] * bool(options.table)
+    with tempfile.TemporaryDirectory(prefix="upstream-") as scratch:
+        python = sys.executable
+        if options.torch:
+            python = make_environment(
+                session, Path(scratch), f"torch=={options.torch}", *UPSTREAM_PACKAGES, str(ROOT)
+            )
+        session.run(python, str(ROOT / "tools" / "paired.py"), *arguments, external=True)
+
+
+def make_environment(session: nox.Session, folder: Path, *packages: str) -> str:
+    """The interpreter of a new environment with these packages, on CPython 3.11."""
+    venv = folder / "venv"
+    interpreter = str(venv / "bin" / "python")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    uv = shutil.which("uv", path=path)
+    if uv is None:
+        session.error("uv is not installed; install the extra `matrix`")
+    session.run(uv, "venv", "--quiet", "--python", find_python("3.11"), str(venv), external=True)
+    session.run(
+        *(uv, "pip", "install", "--quiet", "--python", interpreter, *packages), external=True
+    )
+    return interpreter
+
+
+# Libraries that use torch.compile and ship their tests in the sdist: what to install beside torch,
+# and the test files to run.
+CONSUMERS: dict[str, dict[str, Sequence[str]]] = {}
+
+
+@nox.session(venv_backend="none")
+def downstream(session: nox.Session) -> None:
+    """Run the tests of libraries that use torch.compile, with the patches off and on."""
+    for name in session.posargs or CONSUMERS:
+        consumer = CONSUMERS[name]
+        with tempfile.TemporaryDirectory(prefix="downstream-") as scratch:
+            folder = Path(scratch)
+            python = make_environment(session, folder, *consumer["packages"], str(ROOT))
+            session.run(
+                *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"),
+                *(
+                    "--no-binary=:all:",
+                    "--no-build-isolation",
+                    f"--dest={folder}",
+                    *consumer["sdist"],
+                ),
+                external=True,
+            )
+            (sdist,) = folder.glob("*.tar.gz")
+            shutil.unpack_archive(sdist, folder / "sdist")
+            (root,) = (folder / "sdist").iterdir()
+            arguments = [str(root), *consumer["files"], "--results=paired.json"]
+            session.run(python, str(ROOT / "tools" / "paired.py"), *arguments, external=True)

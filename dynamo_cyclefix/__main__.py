@@ -2,7 +2,7 @@
 
 import sys
 
-from dynamo_cyclefix._cli import main
+from dynamo_cyclefix._commands.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,6 +1,7 @@
 """Small files that save work at the next start, kept where Python keeps byte code.
 
-Nothing depends on them: they may be missing, damaged, or impossible to write.
+Nothing depends on them: they may be missing, damaged, or impossible to write.  They hold code that
+later processes run, so one that somebody else may have written is as good as missing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import importlib.util
 import marshal
 import os
 import re
+import stat
 import sys
+from functools import partial
 from typing import Any
 
 
@@ -23,10 +26,16 @@ def read(name: str, made_by: bytes = b"") -> Any:
         made_by: what it depends on, besides the interpreter.
 
     Returns:
-        ``None`` if nothing was, it is damaged, or something else has made it.
+        ``None`` if nothing was, it is damaged, something else has made it, or somebody else may
+        have.
     """
     with contextlib.suppress(OSError, EOFError, ValueError, TypeError):
-        with open(_path(name), "rb") as file:
+        path = _path(name)
+        if not _is_safe_directory(os.path.dirname(path)):
+            return None
+        with open(path, "rb") as file:
+            if not _is_ours(os.fstat(file.fileno()), stat.S_IWGRP | stat.S_IWOTH):
+                return None
             digest, content = file.read(32), file.read()
         if digest == _digest(content, made_by):
             return marshal.loads(content)
@@ -40,11 +49,20 @@ def write(name: str, kept: Any, made_by: bytes = b"") -> None:
     with contextlib.suppress(OSError, ValueError):
         content = marshal.dumps(kept)
         path = _path(name)
-        # Another process may be about to read it, or to write the same.
-        temporary = f"{path}.{os.getpid()}"
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        # Another process may be about to read it, or to write the same: in another container too,
+        # where process ids are the same.
+        temporary = f"{path}.{os.urandom(8).hex()}"
+        directory = os.path.dirname(path)
+        os.makedirs(directory, mode=0o775, exist_ok=True)
+        if not _is_safe_directory(directory):
+            return
+        # No wider than the package's own source, as for byte code.
+        mode = 0o644
+        with contextlib.suppress(OSError):
+            mode &= os.stat(__file__).st_mode | stat.S_IWUSR
         try:
-            with open(temporary, "xb") as file:  # and follow no link that somebody has put there
+            # "x" follows no link that somebody has put there.
+            with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
                 file.write(_digest(content, made_by) + content)
             os.replace(temporary, path)
         finally:
@@ -54,7 +72,7 @@ def write(name: str, kept: Any, made_by: bytes = b"") -> None:
 
 def clear() -> int:
     """Remove all that was kept, for whatever interpreter, and tell how many files that were."""
-    ours = re.compile(rf"{__package__}\..+\.kept(\.\d+)?")
+    ours = re.compile(rf"{__package__}\..+\.kept(\.[0-9a-f]+)?")
     removed = 0
     # Beside the package, too, if `PYTHONPYCACHEPREFIX` was not set when it was kept.
     beside = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -70,6 +88,22 @@ def clear() -> int:
             if names and not os.listdir(directory):
                 os.rmdir(directory)
     return removed
+
+
+def _is_safe_directory(path: str) -> bool:
+    """Whether nobody may exchange the files in it but their owner, this user and root."""
+    status = os.stat(path)
+    # A group is let in, as Python's own byte code there is open to it: what one of its members puts
+    # there is owned by that member.
+    sticky = status.st_mode & stat.S_ISVTX
+    return _is_ours(status, 0 if sticky else stat.S_IWOTH)
+
+
+def _is_ours(status: os.stat_result, forbidden: int) -> bool:
+    """Whether this user or root owns it, and its mode has none of these bits."""
+    if not hasattr(os, "geteuid"):  # Windows, which has neither
+        return True
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & forbidden
 
 
 def _path(name: str) -> str:

@@ -33,18 +33,29 @@ chains of references and has no search for cycles.
 """
 
 import collections
+import contextlib
 import dataclasses
+import functools
 import gc
-import os
 import sys
 import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Cycle", "Report", "run", "watch"]
+from dynamo_cyclefix._auditing import graph, held, tensors, words
+from dynamo_cyclefix._catalogue import toml
+from dynamo_cyclefix._catalogue.model import covering_patch
+from dynamo_cyclefix._errors import CatalogueError, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dynamo_cyclefix._catalogue.model import Key
+
+__all__ = ["Cycle", "Held", "Report", "run", "watch"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +107,52 @@ class Cycle:
 
 
 @dataclasses.dataclass(frozen=True)
+class Held:
+    """An object that outlived the last reference of the user's, as text and numbers."""
+
+    object: str
+    """Its label (``args[0]``, ``objects[2]``) and what it is."""
+    path: tuple[str, ...]
+    """The shortest way to it from the cycle or the root that keeps it; empty if Python can't see
+    one, as where C++ keeps it."""
+    freed_by_collection: bool
+    """Whether a full garbage collection freed it."""
+    kind: str = ""
+    """``"local"``, ``"cell"``, ``"attribute"``, ``"item"``, ``"global"`` or ``"reference"``: how
+    the holder refers to what it holds."""
+    name: str = ""
+    """Name of that local, cell, attribute, item or global."""
+    function: str = ""
+    """Qualified name of the holder's function, or of its class."""
+    module: str = ""
+    file: str = ""
+    owner: str = "unknown"
+    """Whose the holder is: ``"torch"``, ``"standard library"``, ``"library"``, ``"user"``."""
+    patch: str | None = None
+    """Id of the patch in this package that lets go of it; None if there is none."""
+    reason: str = ""
+    """Why no patch lets go of it, where that is known."""
+    tensor_bytes: int = 0
+    """Bytes of tensor storage that the object itself is, or a module's parameters are."""
+
+    def __str__(self) -> str:
+        freed = "until a collection" if self.freed_by_collection else "after a collection too"
+        lines = [f"{self.object} is kept alive {freed}"]
+        if self.function or self.name:
+            where = " of ".join(filter(None, (f"{self.kind} '{self.name}'", self.function)))
+            place = ", ".join(filter(None, (self.file or self.module, _owner_in_words(self))))
+            lines.append(f"  held by {where} ({place})")
+        else:
+            lines.append("  held by something that Python cannot see")
+        if self.patch:
+            lines.append(f"  covered by patch {self.patch}")
+        elif self.reason:
+            lines.append(f"  no patch covers it: {self.reason}")
+        lines += [f"    {'-> ' if i else ''}{step}" for i, step in enumerate(self.path)]
+        return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """What an audit found. Holds text and numbers only; `dataclasses.asdict` of it is JSON."""
 
@@ -112,6 +169,9 @@ class Report:
     A storage counts in full, whoever else uses it. What only C++ holds (tensors that autograd saved
     for backward) is not seen.
     """
+    held: tuple[Held, ...] = ()
+    """What of the call's inputs, or of the objects given, is alive though nothing of the user's
+    refers to it any more."""
 
     def __str__(self) -> str:
         count = sum(cycle.count for cycle in self.cycles)
@@ -122,6 +182,7 @@ class Report:
             lines.append(f"the audited code raised {self.raised}")
         lines += [f"not judged, since something still refers to it: {text}" for text in self.alive]
         lines += [f"{i}. {cycle}" for i, cycle in enumerate(self.cycles, 1)]
+        lines += map(str, self.held)
         return "\n".join(lines)
 
 
@@ -136,11 +197,14 @@ def run(function: Callable[..., object], /, *args: Any, **kwargs: Any) -> Report
         RuntimeError: no collection could be run, see `watch`.
     """
     watched = watch()
+    watched._watch(args, "args")
+    watched._watch(kwargs, "kwargs")
     with watched:
         try:
             function(*args, **kwargs)
         except Exception as error:
-            watched._raised = _exception_text(error)
+            watched._raised = words.exception_text(error)
+        del args, kwargs
     return watched.report
 
 
@@ -161,13 +225,26 @@ class watch:  # noqa: N801 - used like a function, as contextlib's own context m
     """
 
     # A class, not a generator: contextlib makes an exception cycle itself on CPython 3.13.0.
-    def __init__(self) -> None:
+    def __init__(self, *, objects: Iterable[object] = ()) -> None:
+        self._watched: dict[int, tuple[str, weakref.ref[Any]]] = {}
+        self._ways: dict[int, list[str]] = {}
+        self._held: list[Held] = []
+        self._watch(list(objects), "objects")
         self._cycles: list[Cycle] = []
         self._frames = 0
         self._tensor_bytes = 0
         self._raised: str | None = None
         self._known: set[int] | None = None
         self._report: Report | None = None
+
+    def _watch(self, value: object, label: str) -> None:
+        for name, found in held.things(value, label):
+            with contextlib.suppress(TypeError):  # what cannot be referred to weakly
+                self._watched[id(found)] = f"{name}: {held.describe(found)}", weakref.ref(found)
+
+    def _alive(self) -> dict[int, tuple[str, object]]:
+        found = ((i, label, ref()) for i, (label, ref) in self._watched.items())
+        return {i: (label, value) for i, label, value in found if value is not None}
 
     @property
     def report(self) -> Report:
@@ -193,8 +270,9 @@ class watch:  # noqa: N801 - used like a function, as contextlib's own context m
         with _lock:
             try:
                 if error is not None:
-                    self._raised = _exception_text(error)
+                    self._raised = words.exception_text(error)
                 _sweep()
+                self._held += _held_by_roots(self._alive())
                 alive = _live_exceptions()
                 for known in self._known or ():
                     alive.pop(known, None)
@@ -204,6 +282,7 @@ class watch:  # noqa: N801 - used like a function, as contextlib's own context m
                     alive=tuple(alive.values()),
                     frames=self._frames,
                     tensor_bytes=self._tensor_bytes,
+                    held=tuple(self._held),
                 )
             finally:
                 _open.remove(self)
@@ -226,10 +305,14 @@ def _sweep() -> None:
         if _open:
             # The first pass is for finalisers: closing a suspended generator hands its locals to a
             # frame object that the collector did not track before.
+            # A collection clears the weak references to what it finds, though nothing is freed.
+            alive = [{i: label for i, (label, _) in audit._alive().items()} for audit in _open]
             _garbage()
             objects = _garbage()
             try:
                 cycles, frames, tensor_bytes = _describe(objects)
+                for audit, labels in zip(_open, alive, strict=True):
+                    audit._held += _held_by_cycles(objects, labels)
             finally:
                 objects.clear()
             for audit in _open:
@@ -279,86 +362,13 @@ def _collect() -> None:
 def _live_exceptions() -> dict[int, str]:
     """Id and text of each exception with a traceback that something refers to."""
     return {
-        id(obj): _exception_text(obj)
+        id(obj): words.exception_text(obj)
         for obj in gc.get_objects()
-        if _is_exception(obj) and _LINKS["__traceback__"].__get__(obj) is not None
+        if words.is_exception(obj) and words.LINKS["__traceback__"].__get__(obj) is not None
     }
 
 
-# ---- the graph: nodes are indices into the list of garbage ---------------------------------------
-
-_Edges = list[list[int]]
-
-
-def _references(objects: list[object]) -> _Edges:
-    index = {id(obj): i for i, obj in enumerate(objects)}
-    return [
-        [index[id(target)] for target in gc.get_referents(obj) if id(target) in index]
-        for obj in objects
-    ]
-
-
-def _reachable(edges: _Edges, start: int) -> set[int]:
-    reached, todo = {start}, [start]
-    while todo:
-        new = set(edges[todo.pop()]) - reached
-        reached |= new
-        todo += new
-    return reached
-
-
-def _components(edges: _Edges, nodes: set[int]) -> list[set[int]]:
-    """The strongly connected components that have a cycle (Tarjan 1972, without recursion)."""
-    found: list[set[int]] = []
-    order: dict[int, int] = {}  # when each node was first seen
-    low: dict[int, int] = {}  # the earliest node on the stack that it leads back to
-    stack: list[int] = []
-    on_stack: set[int] = set()
-    for root in nodes:
-        path: list[tuple[int, Iterator[int]]] = []
-        entered = None if root in order else root
-        while entered is not None or path:
-            if entered is not None:
-                order[entered] = low[entered] = len(order)
-                stack.append(entered)
-                on_stack.add(entered)
-                path.append((entered, iter(edges[entered])))
-                entered = None
-            node, targets = path[-1]
-            for target in targets:
-                if target in nodes and target not in order:
-                    entered = target
-                    break
-                if target in on_stack:
-                    low[node] = min(low[node], order[target])
-            else:
-                path.pop()
-                if path:
-                    low[path[-1][0]] = min(low[path[-1][0]], low[node])
-                if low[node] == order[node]:
-                    component: set[int] = set()
-                    while node not in component:
-                        component.add(stack.pop())
-                    on_stack -= component
-                    if len(component) > 1 or node in edges[node]:
-                        found.append(component)
-    return found
-
-
-def _shortest_cycle(edges: _Edges, start: int, nodes: set[int]) -> list[int]:
-    """The nodes of a shortest cycle inside `nodes`, from `start` to `start`."""
-    came_from: dict[int, int] = {}
-    todo = collections.deque([start])
-    while start not in came_from:
-        node = todo.popleft()
-        for target in edges[node]:
-            if target in nodes and target not in came_from:
-                came_from[target] = node
-                todo.append(target)
-    path = [start, came_from[start]]
-    while path[-1] != start:
-        path.append(came_from[path[-1]])
-    return path[::-1]
+# ---- what garbage holds --------------------------------------------------------------------------
 
 
 def _describe(objects: list[object]) -> tuple[list[Cycle], int, int]:
@@ -367,25 +377,25 @@ def _describe(objects: list[object]) -> tuple[list[Cycle], int, int]:
     Takes the shortest cycle through an exception (or a traceback, where no exception is left), cuts
     it where the holder refers to what it holds, and looks again until no such cycle is left.
     """
-    exceptions = {i for i, obj in enumerate(objects) if _is_exception(obj)}
+    exceptions = {i for i, obj in enumerate(objects) if words.is_exception(obj)}
     tracebacks = {i for i, obj in enumerate(objects) if type(obj) is types.TracebackType}
     frames = {i for i, obj in enumerate(objects) if type(obj) is types.FrameType}
     if not exceptions and not tracebacks:
         return [], 0, 0
-    edges = _references(objects)
+    edges = graph.references(objects)
     kept = [list(targets) for targets in edges]
     nodes = set(range(len(objects)))
     pinned: dict[Cycle, set[int]] = {}
     counts: collections.Counter[Cycle] = collections.Counter()
     named: set[tuple[int, str]] = set()
     while components := [
-        c for c in _components(kept, nodes) if not c.isdisjoint(exceptions | tracebacks)
+        c for c in graph.components(kept, nodes) if not c.isdisjoint(exceptions | tracebacks)
     ]:
         nodes = set().union(*components)
         for component in components:
             # A loop may have stored thousands of exceptions in one list: a few of them will do.
             seeds = sorted(component & exceptions or component & tracebacks)[:32]
-            path = min((_shortest_cycle(kept, seed, component) for seed in seeds), key=len)
+            path = min((graph.shortest_cycle(kept, seed, component) for seed in seeds), key=len)
             holder = max(
                 (i for i, node in enumerate(path) if node in frames), default=len(path) - 2
             )
@@ -397,13 +407,13 @@ def _describe(objects: list[object]) -> tuple[list[Cycle], int, int]:
             # Two cuts: many frames may refer to one container, and it to many exceptions.
             for i in (holder, held - 1):
                 kept[path[i]] = [target for target in kept[path[i]] if target != path[i + 1]]
-            reached = _reachable(edges, path[0])
+            reached = graph.reachable(edges.__getitem__, [path[0]])
             for cycle in _in_words([objects[node] for node in path], holder):
                 if (path[holder], cycle.name) not in named:
                     named.add((path[holder], cycle.name))
                     pinned.setdefault(cycle, set()).update(reached)
                     counts[cycle] += 1
-    storages = _storages(objects)
+    storages = tensors.storages(objects)
     together = set().union(*pinned.values())
     return (
         [
@@ -411,189 +421,92 @@ def _describe(objects: list[object]) -> tuple[list[Cycle], int, int]:
                 cycle,
                 count=counts[cycle],
                 frames=len(reached & frames),
-                tensor_bytes=_bytes(storages, reached),
+                tensor_bytes=tensors.total_bytes(storages, reached),
             )
             for cycle, reached in pinned.items()
         ],
         len(together & frames),
-        _bytes(storages, together),
+        tensors.total_bytes(storages, together),
     )
 
 
-# ---- words. What is described is garbage: no method of it is called, only its type is asked ------
-
-_LINKS: dict[str, Any] = {  # past any override in a subclass
-    name: vars(BaseException)[name]
-    for name in ("__traceback__", "__cause__", "__context__", "args")
-}
-_ATTRIBUTES: dict[type, tuple[str, ...]] = {
-    types.TracebackType: ("tb_frame", "tb_next"),
-    types.FrameType: ("f_back", "f_trace"),
-    types.CellType: ("cell_contents",),
-    types.FunctionType: ("__closure__", "__defaults__", "__kwdefaults__", "__dict__"),
-    types.MethodType: ("__self__", "__func__"),
-}
-_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
-_OPTIMIZED = 1  # inspect.CO_OPTIMIZED
+def _held_by_cycles(objects: list[object], labels: "Mapping[int, str]") -> list[Held]:
+    ways = held.ways_from_cycles(objects, labels)
+    return [_held(labels[i], way, freed=True) for i, way in ways.items()]
 
 
-def _is_exception(obj: object) -> bool:
-    return issubclass(type(obj), BaseException)
+def _held_by_roots(alive: "Mapping[int, tuple[str, object]]") -> list[Held]:
+    if not alive:
+        return []
+    ways, users = held.ways_from_roots([value for _, value in alive.values()])
+    return [
+        _held(label, ways.get(i, [value]), freed=False)
+        for i, (label, value) in alive.items()
+        if i not in users
+    ]
 
 
-def _exception_text(error: object) -> str:
-    kind = type(error)
-    name = kind.__qualname__
-    if kind.__module__ != "builtins":
-        name = f"{kind.__module__}.{name}"
-    args = _LINKS["args"].__get__(error)
-    lines = args[0].splitlines() if args and type(args[0]) is str else []
-    return f"{name}: {lines[0][:120]}" if lines else name
+def _held(label: str, way: list[Any], freed: bool) -> Held:
+    """Describe a way; the holder is the first step of it that has a name in somebody's code."""
+    found = Held(label, words.path_text(way, {}) if len(way) > 1 else (), freed)
+    for source, target, beyond in zip(way, way[1:], [*way[2:], None], strict=False):
+        if holder := held.holder(source, target, beyond):
+            covered = _covered_holder(holder)
+            return dataclasses.replace(found, **holder._asdict(), **covered)
+    return found
 
 
 def _in_words(path: list[Any], holder: int) -> list[Cycle]:
     """The cycle along `path`, once for each name by which the frame at `holder` refers on."""
     source, held = path[holder], path[holder + 1]
-    exception = _exception_text(path[0]) if _is_exception(path[0]) else "traceback"
+    exception = words.exception_text(path[0]) if words.is_exception(path[0]) else "traceback"
     if type(source) is not types.FrameType:
-        name = _edge(source, held)
-        steps = _steps(path, {})
+        name = words.edge_text(source, held)
+        steps = words.path_text(path, {})
         return [Cycle(exception, steps, "reference", name, "", "", "", 0, "unknown", None)]
     code = source.f_code
     module = source.f_globals.get("__name__")
     module = module if type(module) is str else ""
-    owner = _owner(code, module)
-    line = (path[holder - 1].tb_lineno if _is_tb(path[holder - 1]) else source.f_lineno) or 0
+    owner = words.owner(code, module)
+    line = (
+        path[holder - 1].tb_lineno if words.is_traceback(path[holder - 1]) else source.f_lineno
+    ) or 0
+    beyond = path[holder + 2] if holder + 2 < len(path) else None
     return [
         Cycle(
             exception=exception,
-            path=_steps(path, {holder: f"{kind} '{name}'"}),
+            path=words.path_text(path, {holder: f"{kind} '{name}'"}),
             kind=kind,
             name=name,
-            function=_qualname(code),
+            function=words.qualname(code),
             module=module,
             file=code.co_filename,
             line=line,
             owner=owner,
             patch=_covering_patch(code, module, name) if owner == "torch" else None,
         )
-        for kind, name in _names(source, held, path[holder + 2] if holder + 2 < len(path) else None)
+        for kind, name in words.names_of(source, held, beyond)
     ]
 
 
-def _names(frame: types.FrameType, held: object, beyond: object) -> list[tuple[str, str]]:
-    """Kind and name of each local or cell by which `frame` refers to `held`."""
-    code = frame.f_code
-    cells = {*code.co_cellvars, *code.co_freevars}
-    values = (
-        frame.f_locals
-    )  # a snapshot or a proxy, unless the code is a module's or a class body's
-    names: list[tuple[str, str]] = []
-    if code.co_flags & _OPTIMIZED or type(values) is dict:
-        for name, value in values.items():
-            if name in cells:
-                if type(held) is types.CellType and value is held.cell_contents:
-                    names.append(("cell", name))
-            elif value is held:
-                names.append(("local", name))
-    if not names and type(held) is dict:  # the dict of the frame's locals, asked for or its own
-        names = [("local", str(key)) for key, value in held.items() if value is beyond]
-    return names or [("reference", _edge(frame, held))]
+def _covered_holder(holder: held.Holder) -> dict[str, Any]:
+    """The patch for a holder, or the reason why there is none."""
+    if holder.owner != "torch":
+        return {}
+    covered, explained = _catalogued(str(sys.modules["torch"].__version__))
+    function = holder.function
+    while function:
+        key = holder.module, function, holder.name
+        if patch := covering_patch(covered, key):
+            return {"patch": patch}
+        if key in explained:
+            return {"reason": explained[key]}
+        # A cell of an inner function is a local of an outer one.
+        function = function.rpartition(".<locals>.")[0]
+    return {}
 
 
-def _steps(path: list[Any], known: dict[int, str]) -> tuple[str, ...]:
-    steps = [_node(path, 0)]
-    attribute = False
-    for i in range(1, len(path)):
-        edge = known.get(i - 1) or _edge(path[i - 1], path[i])
-        if edge == "__dict__" and i < len(path) - 1:
-            attribute = True
-            continue
-        if attribute:
-            edge, attribute = f"attribute {edge.strip('[]')}", False
-        step = f"{edge}: {_node(path, i)}"
-        if _is_tb(path[i - 1]) and _is_tb(path[i]):  # the last entry of the chain tells enough
-            edge = steps.pop().rpartition(": ")[0]
-            step = f"{edge}: {_node(path, i)}" if edge else _node(path, i)
-        steps.append(step)
-    return tuple(steps)
-
-
-def _node(path: list[Any], i: int) -> str:
-    obj = path[i]
-    if _is_exception(obj):
-        return f"exception {_exception_text(obj)}"
-    if _is_tb(obj):
-        return f"traceback, line {obj.tb_lineno}"
-    if type(obj) is types.FrameType:
-        return f"frame of {_qualname(obj.f_code)}, {obj.f_code.co_filename}"
-    if type(obj) is types.FunctionType:
-        return f"function {obj.__qualname__}"
-    return f"{type(obj).__qualname__} object"
-
-
-def _edge(source: Any, target: object) -> str:
-    """How `source` refers to `target`."""
-    if _is_exception(source):
-        if _is_tb(target):
-            return "__traceback__"
-        for name, descriptor in _LINKS.items():
-            if descriptor.__get__(source) is target:
-                return name
-    for name in _ATTRIBUTES.get(type(source), ()):
-        if getattr(source, name, None) is target:
-            return name
-    for kind in (list, tuple, collections.deque):
-        if issubclass(type(source), kind):
-            for i, item in enumerate(kind.__iter__(source)):
-                if item is target:
-                    return f"[{i}]"
-    if issubclass(type(source), dict):
-        for key, value in dict.items(source):
-            if value is target:
-                return f"[{key!r}]" if type(key) in (str, int) else f"[{type(key).__qualname__}]"
-    try:
-        attributes = object.__getattribute__(source, "__dict__")
-    except Exception:
-        attributes = None
-    if attributes is target:
-        return "__dict__"
-    if type(attributes) is dict:
-        for name, value in attributes.items():
-            if value is target:
-                return f"attribute {name!r}"
-    for base in type(source).__mro__:
-        for name, member in vars(base).items():
-            if type(member) is types.MemberDescriptorType:  # a slot
-                try:
-                    if member.__get__(source) is target:
-                        return f"attribute {name!r}"
-                except AttributeError:
-                    pass
-    return "a reference"
-
-
-def _is_tb(obj: object) -> bool:
-    return type(obj) is types.TracebackType
-
-
-def _qualname(code: types.CodeType) -> str:
-    return getattr(code, "co_qualname", code.co_name)  # new in Python 3.11
-
-
-def _owner(code: types.CodeType, module: str) -> str:
-    parts = code.co_filename.replace("\\", "/").split("/")
-    # Dynamo's resume functions have the file and the globals of the user's function.
-    if module.partition(".")[0] == "torch" or code.co_name.startswith("torch_dynamo_resume_in_"):
-        return "torch"
-    if "site-packages" in parts or "dist-packages" in parts:
-        return "library"
-    if code.co_filename.startswith((_STANDARD_LIBRARY, "<frozen ")):
-        return "standard library"
-    return "user"
-
-
-def _owner_in_words(cycle: Cycle) -> str:
+def _owner_in_words(cycle: "Cycle | Held") -> str:
     if cycle.owner == "library":
         return f"library {cycle.module.partition('.')[0]}"
     return "your own code" if cycle.owner == "user" else cycle.owner
@@ -601,53 +514,22 @@ def _owner_in_words(cycle: Cycle) -> str:
 
 def _covering_patch(code: types.CodeType, module: str, name: str) -> str | None:
     """Id of the patch for the local or cell `name` of this function of torch; None if none is."""
-    from dynamo_cyclefix import _catalogue, _errors, _gate
+    covered, _ = _catalogued(str(sys.modules["torch"].__version__))
+    return covering_patch(covered, (module, words.qualname(code), name))
 
-    version = str(sys.modules["torch"].__version__)
+
+@functools.cache
+def _catalogued(release: str) -> "tuple[Mapping[Key, str], Mapping[Key, str]]":
+    """The ids of the patches, and the reasons why there is none, by what holds something."""
     try:
-        for patch, target in _catalogue.load().targets():
-            function = target.function
-            if not hasattr(code, "co_qualname"):
-                function = function.rpartition(".")[2]
-            if (
-                (module, _qualname(code)) == (target.module, function)
-                and name in target.names
-                and _gate.is_affected(version, target.affected)
-            ):
-                return patch.id
-    except (_errors.CatalogueError, _errors.Refused):
-        pass  # nothing is patched then, and `status` says why
-    return None
-
-
-# ---- tensors -------------------------------------------------------------------------------------
-
-
-def _storages(objects: list[object]) -> dict[int, tuple[int, int]]:
-    """Address and bytes of the storage of each tensor in `objects`, by index."""
-    torch = sys.modules.get("torch")
-    tensor = getattr(torch, "Tensor", None)  # missing while torch is being imported
-    if torch is None or tensor is None:
-        return {}
-    with torch._C.DisableTorchFunctionSubclass():  # no method of a subclass is called
-        storages = {
-            i: _storage(obj) for i, obj in enumerate(objects) if issubclass(type(obj), tensor)
-        }
-    return {i: storage for i, storage in storages.items() if storage is not None}
-
-
-def _storage(tensor: Any) -> tuple[int, int] | None:
-    try:
-        storage = tensor.untyped_storage()
-        if storage.device.type == "meta":  # has a size, but no memory: fake tensors, too
-            return None
-        return storage.data_ptr(), storage.nbytes()
-    except Exception:  # a layout or a wrapper without a storage of its own
-        return None
-
-
-def _bytes(storages: dict[int, tuple[int, int]], nodes: set[int]) -> int:
-    return sum(size for _, size in {storages[i] for i in storages.keys() & nodes})
+        catalogue = toml.load()
+        covered = catalogue.covering(release)
+    except (CatalogueError, Refused):
+        return {}, {}  # nothing is patched then, and `status` says why
+    explained = {(e.module, e.function, e.name): e.reason for e in catalogue.explained}
+    if not hasattr(types.CodeType, "co_qualname"):
+        covered = {(m, f.rpartition(".")[2], name): p for (m, f, name), p in covered.items()}
+    return covered, explained
 
 
 def _amount(frames: int, tensor_bytes: int) -> str:

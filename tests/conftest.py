@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_cyclefix import _verify
+from dynamo_cyclefix._commands import verify as _verify
 
 ROOT = Path(__file__).parent.parent
 

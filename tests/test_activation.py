@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -33,11 +34,12 @@ import sys
 {RELEASED}
 
 def told():
-    told = {{"pid": os.getpid(), "released": released(), "way": None}}
+    told = {{"pid": os.getpid(), "released": released(), "activated_by": None}}
     if "dynamo_cyclefix" in sys.modules:
         status = sys.modules["dynamo_cyclefix"].status()
-        told |= {{"way": status.way, "since": status.since, "error": status.error}}
-        told["applied"] = [p.id for p in status.patches if p.state.value.startswith("applied")]
+        told |= {{"activated_by": status.activated_by, "since": status.since}}
+        told["error"] = status.error
+        told["applied"] = [p.id for p in status.patches if p.state.in_place]
     return told
 """
 
@@ -258,7 +260,7 @@ def test_an_installation_alone_activates_nothing(
     make_venv: Callable[[str], Venv], install: str
 ) -> None:
     told = json.loads(by_nothing(make_venv(install), "parent").stdout)
-    assert told["way"] is None
+    assert told["activated_by"] is None
     assert not told["released"]
 
 
@@ -269,7 +271,7 @@ def test_a_way_in_releases_frames_of_an_editable_install(
     finished = way(make_venv("editable"), "parent")
     told = json.loads(finished.stdout)
     assert told["released"]
-    assert told["way"] == WAYS[way]
+    assert told["activated_by"] == WAYS[way]
     assert told["since"]
     assert not told["error"]
     assert "observed-exceptions" in told["applied"]
@@ -287,7 +289,7 @@ def test_parent_and_children_of_a_wheel_have_the_patches(
     assert {name: one["released"] for name, one in told.items()} == {
         name: name in reached for name in told
     }
-    assert {told[name]["way"] for name in reached} == {WAYS[way]}
+    assert {told[name]["activated_by"] for name in reached} == {WAYS[way]}
 
 
 @pytest.mark.parametrize("way", ["run", "autostart"])
@@ -304,7 +306,7 @@ def test_every_rank_of_torchrun_has_the_patches(venv: Venv, way: str) -> None:
     told = json.loads(finished.stdout)
     assert [one["rank"] for one in told] == [0, 1]
     assert [one["released"] for one in told] == [True, True]
-    assert [one["way"] for one in told] == [way, way]
+    assert [one["activated_by"] for one in told] == [way, way]
 
 
 def test_off_wins_over_every_way_in(venv: Venv) -> None:
@@ -315,13 +317,13 @@ def test_off_wins_over_every_way_in(venv: Venv) -> None:
         ).stdout
     )
     assert not told["released"]
-    assert told["way"] == ""
+    assert told["activated_by"] == ""
 
 
 def test_a_later_import_does_not_change_the_way(venv: Venv) -> None:
     venv.cli("autostart", "enable")
     directory = venv.cli("sitecustomize-dir").stdout.strip()
-    program = "import dynamo_cyclefix; print(dynamo_cyclefix.status().way)"
+    program = "import dynamo_cyclefix; print(dynamo_cyclefix.status().activated_by)"
     assert venv.run("-c", program, env={"PYTHONPATH": directory}).stdout == "autostart\n"
 
 
@@ -360,6 +362,22 @@ def test_disable_removes_what_was_kept_as_well(venv: Venv) -> None:
     venv.run("parent.py", env={"PYTHONDONTWRITEBYTECODE": ""})
     assert [name for name in snapshot(venv.site) if name.endswith(".kept")]
     assert "files of rewritten code" in venv.cli("autostart", "disable").stdout
+    assert snapshot(venv.site) == before
+
+
+def test_others_may_not_write_what_autostart_wrote(venv: Venv) -> None:
+    venv.cli("autostart", "enable", prefix=["sh", "-c", 'umask 0; exec "$0" "$@"'])
+    assert stat.S_IMODE((venv.site / PTH).stat().st_mode) == 0o644
+
+
+def test_disable_removes_what_was_kept_for_another_way_in(venv: Venv) -> None:
+    before = snapshot(venv.site)
+    assert venv.cli("autostart", "disable").stdout.startswith("not enabled: there is no ")
+    program = "from dynamo_cyclefix import _catalogue; _catalogue.load()"
+    venv.run("-c", program, env={"PYTHONDONTWRITEBYTECODE": ""})
+    assert [name for name in snapshot(venv.site) if name.endswith(".kept")]
+    said = venv.cli("autostart", "disable").stdout
+    assert f"not enabled: there is no {venv.site / PTH}; removed 1 files of rewritten code" in said
     assert snapshot(venv.site) == before
 
 
@@ -488,7 +506,7 @@ def test_torch_survives_a_damaged_package_and_says_so(
         venv.cli("autostart", "enable")
     else:
         env["PYTHONPATH"] = venv.cli("sitecustomize-dir").stdout.strip()
-    finder = venv.site / "dynamo_cyclefix" / "_finder.py"
+    finder = venv.site / "dynamo_cyclefix" / "_patching" / "finder.py"
     if damage == "missing":
         finder.unlink()
     else:
@@ -502,7 +520,7 @@ def test_torch_survives_a_damaged_package_and_says_so(
 
 def test_a_bug_of_ours_is_red_everywhere(venv: Venv) -> None:
     venv.cli("autostart", "enable")
-    gate = venv.site / "dynamo_cyclefix" / "_gate.py"
+    gate = venv.site / "dynamo_cyclefix" / "_catalogue" / "gate.py"
     gate.write_text(gate.read_text() + "\n\ndef is_affected(*_):\n    raise RuntimeError('bug')\n")
     env = {"DYNAMO_CYCLEFIX_REPORT": "1"}
 
@@ -510,19 +528,19 @@ def test_a_bug_of_ours_is_red_everywhere(venv: Venv) -> None:
     told = json.loads(finished.stdout)
     assert (told["applied"], told["released"]) == ([], False)
     assert finished.stderr.count("no patch is applied: RuntimeError: bug") == 1
-    assert reports(finished)[0]["state"] == "not applied"
+    assert reports(finished)[0]["state"] == "refused"
 
     finished = venv.cli("status", "--json", code=1)
     status = json.loads(finished.stdout)
     assert (status["active"], status["error"]) == (False, "RuntimeError: bug")
-    assert {patch["state"] for patch in status["patches"]} == {"not applied"}
+    assert {patch["state"] for patch in status["patches"]} == {"refused"}
     venv.cli("status", "--require", "applied", code=1)
     assert "RuntimeError: bug" in venv.cli("verify", "missing-key", code=1).stderr
 
     strict = {"DYNAMO_CYCLEFIX": "strict"}
     finished = venv.run("-c", "import torch._dynamo", env=env | strict, code=1)
     assert "PatchError: no patch can be applied (RuntimeError: bug)" in finished.stderr
-    assert reports(finished)[0]["state"] == "not applied"
+    assert reports(finished)[0]["state"] == "refused"
     assert "RuntimeError: bug" in venv.cli("verify", "missing-key", code=2, env=strict).stderr
 
 
@@ -536,14 +554,14 @@ def test_verify_is_red_where_nothing_is_patched(venv: Venv) -> None:
 
 def test_commands_of_a_damaged_package(venv: Venv) -> None:
     venv.cli("autostart", "enable")
-    patcher = venv.site / "dynamo_cyclefix" / "_patcher.py"
+    patcher = venv.site / "dynamo_cyclefix" / "_patching" / "patcher.py"
     patcher.write_text(patcher.read_text()[:1500] + "(")
     for command in "status", "diff", "sources":
         said = venv.cli(command, code=2).stderr
         assert "the installation is damaged: SyntaxError" in said, command
     assert "SyntaxError" in venv.cli("verify", "missing-key", code=2).stderr
     (report,) = reports(venv.run("-c", "import torch", env={"DYNAMO_CYCLEFIX_REPORT": "1"}))
-    assert report["state"] == "not applied"
+    assert report["state"] == "refused"
     assert "SyntaxError" in report["reason"]
 
 
@@ -620,7 +638,7 @@ def test_sitecustomize_runs_the_one_it_shadows(python: str, tmp_path: Path) -> N
     loaded = "dynamo_cyclefix" in sys.modules
     assert loaded == (sys.version_info >= (3, 10))
     if loaded:
-        assert sys.modules["dynamo_cyclefix"]._active.way == "sitecustomize"
+        assert sys.modules["dynamo_cyclefix"]._active.activated_by == "sitecustomize"
     """
     path = os.pathsep.join([str(ROOT / "dynamo_cyclefix" / "sitecustomize"), str(shadowed)])
     finished = _run(python, "-c", textwrap.dedent(program), shadowed, env={"PYTHONPATH": path})
@@ -647,7 +665,7 @@ def test_a_zipped_package(make_venv: Callable[[str], Venv], wheel: Path) -> None
     assert directory == str(wheel / "dynamo_cyclefix" / "sitecustomize")
     told = json.loads(venv.run("parent.py", env={"PYTHONPATH": directory}).stdout)
     assert told["released"]
-    assert told["way"] == "sitecustomize"
+    assert told["activated_by"] == "sitecustomize"
     said = venv.cli("autostart", "enable", "--json", env=env).stdout
     assert json.loads(said)["new_interpreter"] == "autostart"
 
@@ -687,7 +705,7 @@ def test_two_copies_on_the_path(venv: Venv, wheel: Path, tmp_path: Path) -> None
 
 SELF = """
 import json, os, sys
-ours = os.environ.get("DYNAMO_CYCLEFIX_WAY") == "run"
+ours = os.environ.get("DYNAMO_CYCLEFIX_ACTIVATED_BY") == "run"
 path = [entry for entry in sys.path if not entry.endswith(os.path.join("dynamo_cyclefix", "sitecustomize"))]
 main = sys.modules["__main__"]
 print(json.dumps({
@@ -783,14 +801,14 @@ def test_require_applied_asks_a_new_interpreter(venv: Venv) -> None:
         assert "a new interpreter is not activated" in finished.stderr
     assert not json.loads(finished.stdout)["active"]
     # An import in the process that asks is no help.
-    assert json.loads(venv.cli("status", "--json").stdout)["way"] == "import"
+    assert json.loads(venv.cli("status", "--json").stdout)["activated_by"] == "import"
 
     venv.cli("autostart", "enable")
     status = json.loads(venv.cli("status", "--require", "applied", "--json").stdout)
-    assert status["way"] == "autostart"
+    assert status["activated_by"] == "autostart"
     states = {patch["state"] for patch in status["patches"]}
     # Not every patch is for this release.
-    assert "applied" in states <= {"applied", "fixed upstream", "not affected"}
+    assert "applied" in states <= {"applied", "fixed-upstream", "not-affected"}
 
     off = {"DYNAMO_CYCLEFIX": "off"}
     finished = venv.cli("status", "--require", "applied", code=1, env=off)
@@ -826,12 +844,12 @@ def test_a_report_is_one_line_of_json(venv: Venv) -> None:
     finished = venv.run("parent.py", env=env)
     told = json.loads(finished.stdout)
     (report,) = reports(finished)
-    assert (report["pid"], report["way"]) == (told["pid"], "autostart")
+    assert (report["pid"], report["activated_by"]) == (told["pid"], "autostart")
     assert report["state"].startswith("applied")
 
     (report,) = reports(venv.run("-c", "pass", env=env))
-    assert (report["state"], report["way"]) == ("pending", "autostart")
+    assert (report["state"], report["activated_by"]) == ("pending", "autostart")
 
     (report,) = reports(venv.run("-c", "pass", env=env | {"DYNAMO_CYCLEFIX": "off"}))
-    assert report["state"] == "off"
+    assert report["state"] == "disabled"
     assert not reports(venv.run("-c", "pass"))

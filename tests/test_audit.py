@@ -879,6 +879,20 @@ def test_leaves(no_exception_cycles):
     with no_exception_cycles():
         leave()
 
+class Request:
+    pass
+
+def test_lets_go(no_exception_cycles):
+    request = Request()
+    with no_exception_cycles(objects=[request]):
+        del request
+
+def test_holds(no_exception_cycles):
+    request = Request()
+    with no_exception_cycles(objects=[request]):
+        request.ring = request
+        del request
+
 def test_keeps(no_exception_cycles):
     with no_exception_cycles():
         with pytest.raises(ValueError) as info:
@@ -903,10 +917,12 @@ def test_the_fixture(tmp_path: Path) -> None:
     )
     out = done.stdout
     assert done.returncode == 1, out + done.stderr
-    for name in "clean", "logs", "compiled", "logs_nonsense":
+    for name in "clean", "logs", "compiled", "logs_nonsense", "lets_go":
         assert f"PASSED test_suite.py::test_{name}" in out
     assert "FAILED test_suite.py::test_leaves - Failed: 1 exception cycle left" in out
     assert "held by local 'err' of leave" in out
+    assert "FAILED test_suite.py::test_holds - Failed: 0 exception cycles left" in out
+    assert "objects[0]: Request object is kept alive until a collection" in out
     assert "FAILED test_suite.py::test_keeps - Failed: 0 exception cycles left" in out
     assert "not judged, since something still refers to it: ValueError: invalid literal" in out
     assert "FAILED test_suite.py::test_raises - LookupError: the test's own failure" in out
@@ -925,3 +941,80 @@ def test_the_plugin_loads_nothing_until_it_is_used() -> None:
     assert "dynamo_cyclefix.pytest_plugin" in loaded
     assert [name for name in loaded if not name.startswith("dynamo_cyclefix")] == []
     assert "dynamo_cyclefix.audit" not in loaded
+
+
+# ---- what of the user's is still alive -----------------------------------------------------------
+
+
+class Kept:
+    """Stands for an input."""
+
+
+def test_an_input_in_a_cycle_is_held_until_a_collection() -> None:
+    class Holder:
+        pass
+
+    def call(value: object) -> None:
+        holder = Holder()
+        holder.ring, holder.value = holder, value
+
+    (held,) = audit.run(call, Kept()).held
+    assert held.object == "args[0]: Kept object"
+    assert held.freed_by_collection
+    assert (held.kind, held.name) == ("attribute", "ring")
+    assert held.function.endswith("Holder")
+    assert held.path[-1] == "attribute 'value': Kept object"
+    assert "until a collection" in str(held)
+
+
+def test_an_input_that_torch_keeps_is_held_after_a_collection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch._dynamo.utils as keeper
+
+    monkeypatch.setattr(keeper, "kept_by_a_test", None, raising=False)
+
+    def call(values: list[object]) -> None:
+        keeper.kept_by_a_test = {"first": values[0]}
+
+    (held,) = audit.run(call, [Kept()]).held
+    assert held.object == "args[0][0]: Kept object"
+    assert not held.freed_by_collection
+    assert (held.kind, held.name) == ("global", "kept_by_a_test")
+    assert (held.module, held.owner) == ("torch._dynamo.utils", "torch")
+    assert "after a collection too" in str(held)
+
+
+def test_what_the_user_still_refers_to_is_not_held() -> None:
+    local, in_list, in_global = Kept(), [Kept()], Kept()
+    globals()["kept_global"] = in_global
+    try:
+        assert not audit.run(lambda *values: None, local, in_list, in_global).held
+        with audit.watch(objects=[local, in_list]) as watched:
+            pass
+        assert not watched.report.held
+    finally:
+        del globals()["kept_global"]
+
+
+def test_an_input_that_dies_is_not_held() -> None:
+    assert not audit.run(lambda *values: None, Kept(), [Kept()], {"a": Kept()}).held
+
+
+def test_objects_may_be_given() -> None:
+    kept = Kept()
+    with audit.watch(objects=[kept]) as watched:
+        ring: list[object] = [kept]
+        ring.append(ring)
+        del ring, kept
+    (held,) = watched.report.held
+    assert held.object == "objects[0]: Kept object"
+    assert held.freed_by_collection
+
+
+def test_the_watch_itself_keeps_nothing_alive() -> None:
+    kept = Kept()
+    reference = weakref.ref(kept)
+    with audit.watch(objects=[kept]):
+        del kept
+        assert reference() is None

@@ -22,9 +22,17 @@ from pathlib import Path
 os.environ["DYNAMO_CYCLEFIX"] = "off"
 import torch
 import dynamo_cyclefix
-from dynamo_cyclefix import _cache, _catalogue, _finder, _gate, _patcher, _rewrite, _status
-from dynamo_cyclefix import _store, _swap
+from dynamo_cyclefix._patching import cache as _cache
+from dynamo_cyclefix._catalogue import toml as _catalogue
+from dynamo_cyclefix._patching import finder as _finder
+from dynamo_cyclefix._catalogue import gate as _gate
+from dynamo_cyclefix._patching import patcher as _patcher
+from dynamo_cyclefix._rewriting import units as _units
+from dynamo_cyclefix._patching import status as _status
+from dynamo_cyclefix import _store
+from dynamo_cyclefix._patching import replacement as _swap
 
+from dynamo_cyclefix._rewriting import derive as _rewrite
 _store._path = lambda name: "/nowhere/none"  # every step is to be taken
 CATALOGUE = _catalogue.load()
 WARNINGS = []
@@ -278,16 +286,17 @@ STEPS = {
     "cache": "_store, 'read'",
     "cache-later": "_cache.Cache, 'rewrite', nth=2",
     "cache-save": "_store, 'write'",
-    "parse": "_rewrite, '_parsed'",
-    "compile": "_rewrite, '_compiled'",
-    "compile-replacement": "_rewrite, '_compiled', nth=2",
+    "parse": "_units, '_parsed'",
+    "compile": "_units, 'compiled'",
+    "compile-replacement": "_units, 'compiled', nth=2",
     "comparison": "_rewrite, 'differs'",
     "rewrite": "_rewrite, 'apply'",
     "known-source": "_patcher, 'source_hash'",
     "put": "_swap.Swap, 'put'",
     "put-later": "_swap.Swap, 'put', nth=4",
     "put-done": "_swap.Swap, 'put', nth=4, after=True",
-    "exchange": "_swap, '_exchange', nth=3",
+    "exchange": "_patcher, 'exchange'",
+    "exchange-done": "_patcher, 'exchange', after=True",
 }
 STRIKE = """
 with fault({step}, raised={raised}):
@@ -337,10 +346,10 @@ def test_a_refusal_concerns_one_patch(with_dynamo: Forks, step: str, mode: str) 
     assert len(found["warnings"]) == 1
     if mode == "on":
         states = list(found["states"].values())
-        assert states.count("not applied") == 1
-        others = {state.partition(",")[0] for state in states} - {"not applied"}
+        assert states.count("refused") == 1
+        others = {state.partition("-unseen")[0] for state in states} - {"refused"}
         # Not every patch is for this release.
-        assert "applied" in others <= {"applied", "fixed upstream", "not affected"}
+        assert "applied" in others <= {"applied", "fixed-upstream", "not-affected"}
     else:
         assert is_untouched(found)
 
@@ -385,12 +394,11 @@ judge(raised=raised)
 @pytest.mark.parametrize(
     "raised", ["RuntimeError()", "MemoryError()", "KeyboardInterrupt()", "SystemExit()"]
 )
-@pytest.mark.parametrize("where", ["Swap, 'take_back'", "_exchange"])
+@pytest.mark.parametrize("where", ["_swap.Swap, 'take_back', nth=2", "_patcher, 'exchange'"])
 def test_a_fault_while_it_is_taken_back(with_dynamo: Forks, raised: str, where: str) -> None:
-    owner = "_swap.Swap, 'take_back', nth=2" if "Swap" in where else "_swap, '_exchange', nth=2"
     found = with_dynamo(f"""
 assert activate() is None
-with fault({owner}, raised={raised}):
+with fault({where}, raised={raised}):
     raised = attempt(dynamo_cyclefix.deactivate)
 deactivated = original_by_patch()
 active = dynamo_cyclefix.status().active
@@ -423,7 +431,7 @@ judge(raised=raised)
 """)
     check(found)
     assert found["raised"] is None
-    assert list(found["states"].values()).count("not applied") == 1
+    assert list(found["states"].values()).count("refused") == 1
     assert found["error"] == ""
 
 
@@ -451,7 +459,7 @@ judge(first=first)
     check(found)
     assert is_patched(found)
     assert found["first"][0] == ""
-    assert found["first"][1] in ("applied", "fixed upstream")
+    assert found["first"][1] in ("applied", "fixed-upstream")
     assert not found["warnings"]
 
 
@@ -472,7 +480,7 @@ assert activate() is None
 judge(raised=raised, state=state)
 """)
     check(found)
-    assert (found["raised"], found["state"]) == (None, "not applied")
+    assert (found["raised"], found["state"]) == (None, "refused")
     assert is_patched(found)
 
 
@@ -480,7 +488,7 @@ def test_a_function_nested_deeper_than_we_can_follow(with_dynamo: Forks) -> None
     found = with_dynamo(strike("rewrite", "RecursionError()"))
     check(found)
     assert found["raised"] is None
-    assert list(found["states"].values()).count("not applied") == 1
+    assert list(found["states"].values()).count("refused") == 1
 
 
 def test_closures_out_of_reach(with_dynamo: Forks) -> None:
@@ -750,7 +758,7 @@ owner.exception_handler = patched
 judge(replaced=states["observed-exceptions"])
 """)
     check(found)
-    assert found["replaced"] == "not applied"
+    assert found["replaced"] == "refused"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from dynamo_cyclefix import _catalogue, _gate
+from dynamo_cyclefix._catalogue import gate as _gate
+from dynamo_cyclefix._catalogue import toml as _catalogue
 from dynamo_cyclefix._errors import Refused
 
 AFFECTED = [

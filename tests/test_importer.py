@@ -71,7 +71,7 @@ def observed():
     import dynamo_cyclefix
     patches = {patch.id: patch for patch in dynamo_cyclefix.status().patches}
     patch = patches["observed-exceptions"]
-    return patch.state.value.partition(",")[0], patch.reason
+    return patch.state.value.partition("-unseen")[0], patch.reason
 
 def lines(level):
     return [text for name, text, _ in records if name == level and "observed-exc" in text]
@@ -93,11 +93,13 @@ def imported(statement: str, **env: str) -> set[str]:
     return {line.rpartition("|")[2].strip() for line in stderr.splitlines()}
 
 
-@pytest.mark.parametrize("mode", ["on", "strict", "off", ""])
-def test_the_import_is_light(mode: str) -> None:
-    ours = imported("import dynamo_cyclefix", DYNAMO_CYCLEFIX=mode)
+@pytest.mark.parametrize("mode", [None, "on", "strict", "off", ""])
+def test_the_import_is_light(mode: str | None) -> None:
+    variables = {} if mode is None else {"DYNAMO_CYCLEFIX": mode}
+    ours = imported("import dynamo_cyclefix", **variables)
     theirs = imported("pass")
-    assert ours - theirs == {"dynamo_cyclefix"}
+    judging = {"dynamo_cyclefix._settings"} if variables else set()
+    assert ours - theirs == {"dynamo_cyclefix"} | judging
 
 
 def test_without_torch() -> None:
@@ -144,7 +146,7 @@ def test_imported_before_torch() -> None:
         dynamo_cyclefix.activate()
         steps["again"] = [code() is not original, pinned(), observed()[0]]
         dynamo_cyclefix.activate()
-        ours = [f for f in sys.meta_path if type(f).__module__ == "dynamo_cyclefix._finder"]
+        ours = [f for f in sys.meta_path if "dynamo_cyclefix" in type(f).__module__]
         steps["twice"] = [code() is not original, pinned(), observed()[0], len(ours)]
         dynamo_cyclefix.deactivate()
         dynamo_cyclefix.deactivate()
@@ -218,7 +220,7 @@ def test_reload() -> None:
         importlib.reload(sys.modules[TARGET])
         steps = [code() is not first, observed()[0], len(lines("INFO")), lines("WARNING")]
         dynamo_cyclefix = importlib.reload(dynamo_cyclefix)
-        ours = [f for f in sys.meta_path if type(f).__module__ == "dynamo_cyclefix._finder"]
+        ours = [f for f in sys.meta_path if "dynamo_cyclefix" in type(f).__module__]
         steps += [observed()[0], len(ours)]
         patched = code()
         dynamo_cyclefix.deactivate()
@@ -268,7 +270,7 @@ def test_deactivated_while_torch_is_imported() -> None:
         sys.meta_path.pop(0)
         dynamo_cyclefix.activate()
         states = {patch.state.value for patch in dynamo_cyclefix.status().patches}
-        print(json.dumps([off, "not applied" in states]))
+        print(json.dumps([off, "refused" in states]))
         """
     )
     assert finished.json == [[False, True], False]
@@ -296,7 +298,7 @@ def test_threads_that_activate_and_deactivate_at_once() -> None:
         taken_back = function.__code__ is original
         dynamo_cyclefix.activate()
         states = {patch.state.value for patch in dynamo_cyclefix.status().patches}
-        print(json.dumps([taken_back, function.__code__ is original, "not applied" in states]))
+        print(json.dumps([taken_back, function.__code__ is original, "refused" in states]))
         """
     )
     assert finished.json == [True, False, False]
@@ -377,7 +379,7 @@ def test_an_unknown_value_is_a_warning_and_means_on() -> None:
     (line,) = log
     assert line[:2] == [
         "WARNING",
-        "DYNAMO_CYCLEFIX='maybe' is unknown, expected off, on or strict; it counts as on",
+        "DYNAMO_CYCLEFIX='maybe' is unknown, expected on, off or strict; it counts as on",
     ]
 
 
@@ -445,7 +447,7 @@ def test_a_replaced_function_is_left_alone(place: str) -> None:
         + "pinned()\n"
         + "print(json.dumps([*observed(), lines('WARNING'), lines('INFO'), code().co_filename]))"
     )
-    assert state == "not applied"
+    assert state == "refused"
     assert reason.startswith(FAILED)
     (warning,) = warnings
     assert warning.startswith("patch observed-exceptions not applied to torch ")
@@ -495,7 +497,7 @@ def test_strict_activation_after_torch_raises_and_leaves_nothing_behind() -> Non
             dynamo_cyclefix.activate(strict=True, accept_unseen=True)
         except dynamo_cyclefix.PatchError as error:
             text = str(error)
-        ours = [f for f in sys.meta_path if type(f).__module__ == "dynamo_cyclefix._finder"]
+        ours = [f for f in sys.meta_path if "dynamo_cyclefix" in type(f).__module__]
         untouched = utils._TorchDynamoContext.__call__.__code__ is original
         print(json.dumps([text, len(ours), untouched, dynamo_cyclefix.status().active]))
     """)
@@ -648,11 +650,67 @@ def test_a_fork_waits_for_us_before_it_locks_logging() -> None:
 import json, os, sys
 order = []
 os.register_at_fork = lambda **hooks: order.append(sys._getframe(1).f_globals["__name__"])
-import dynamo_cyclefix._finder
+import dynamo_cyclefix._patching.finder
 print(json.dumps(order))
 """).json
     assert "logging" in order
-    assert order[-1] == "dynamo_cyclefix._finder"
+    assert order[-1] == "dynamo_cyclefix._patching.finder"
+
+
+def test_a_fork_that_cannot_wait_any_longer() -> None:
+    """Another thread keeps the lock for longer than the fork waits: nothing is printed."""
+    finished = run_child(
+        """
+        import functools, json, logging, os, signal, threading
+
+        register = os.register_at_fork
+        def impatient(*, before, **others):
+            register(before=functools.partial(before.func, timeout=0.1), **others)
+        os.register_at_fork = impatient
+        from dynamo_cyclefix._patching.finder import lock
+        os.register_at_fork = register
+        import dynamo_cyclefix
+
+        def is_free():
+            found = []
+            def ask():
+                found.append(lock.acquire(timeout=10))
+                lock.release()
+            thread = threading.Thread(target=ask)
+            thread.start()
+            thread.join()
+            return found == [True]
+
+        def forked(release=lambda: None):
+            pid = os.fork()
+            if not pid:
+                signal.alarm(60)
+                release()
+                os._exit(0 if is_free() and dynamo_cyclefix.status().active else 1)
+            return os.waitpid(pid, 0)[1]
+
+        held, done = threading.Event(), threading.Event()
+        def hold():
+            with lock:
+                held.set()
+                done.wait()
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        children = [forked(), forked()]
+        kept = not lock.acquire(blocking=False)
+        done.set()
+        thread.join()
+        children.append(forked())
+        with lock:  # a fork by the thread that has it leaves it that
+            children.append(forked(lock.release))
+            still = lock._is_owned()
+        print(json.dumps([children, kept, still, is_free()]))
+        """,
+        options=["-Wignore::DeprecationWarning"],  # of a fork where there are threads
+    )
+    assert finished.stderr == ""
+    assert finished.json == [[0, 0, 0, 0], True, True, True]
 
 
 @needs_torch
@@ -677,3 +735,61 @@ def test_a_module_that_is_executed_at_its_first_use() -> None:
     assert lazy == "_LazyModule"
     assert states == ["applied"]
     assert warnings == []
+
+
+# ---- closures made earlier -----------------------------------------------------------------------
+
+
+@needs_torch
+def test_closures_are_looked_for_once_for_all_patches() -> None:
+    """Each time is a walk over all objects, which stops the program."""
+    result = report("""
+        import torch, torch._dynamo, torch._inductor.compile_fx
+        walks = []
+        get_referrers = gc.get_referrers
+        gc.get_referrers = lambda *codes: walks.append(codes) or get_referrers(*codes)
+        import dynamo_cyclefix
+        on = len(walks)
+        dynamo_cyclefix.status()
+        again = len(walks) - on
+        dynamo_cyclefix.deactivate()
+        print(json.dumps([on, again, len(walks) - on - again]))
+    """)
+    assert result == [1, 0, 1]
+
+
+@needs_torch
+def test_closures_made_while_their_module_is_imported() -> None:
+    """Also those that no namespace leads to; all run the new code when the import is over."""
+    result = report("""
+        held = []
+        class Decorates:
+            def find_spec(self, name, path=None, target=None):
+                if name != "torch._dynamo.eval_frame":
+                    return None
+                from importlib.machinery import PathFinder
+                spec = PathFinder.find_spec(name, path, target)
+                execute = spec.loader.exec_module
+                def exec_module(module):
+                    execute(module)
+                    context = module._TorchDynamoContext.__new__(module.RunOnlyContext)
+                    module.RunOnlyContext.__init__(context)
+                    held.append(iter([context(lambda x: x)]))
+                spec.loader.exec_module = exec_module
+                return spec
+        import dynamo_cyclefix, torch
+        sys.meta_path.insert(1, Decorates())
+        walks = []
+        get_referrers = gc.get_referrers
+        gc.get_referrers = lambda *codes: walks.append(codes) or get_referrers(*codes)
+        import torch._dynamo
+        closure = next(held[0])
+        outer = sys.modules["torch._dynamo.eval_frame"]._TorchDynamoContext.__call__.__code__
+        def runs_its_code():
+            return closure.__code__ in [c for c in outer.co_consts if c is closure.__code__]
+        name = closure.__code__.co_name
+        affected = {t.function: t.state.value for p in dynamo_cyclefix.status().patches
+                    for t in p.targets}["_TorchDynamoContext.__call__.<locals>." + "compile_wrapper"]
+        print(json.dumps([name, runs_its_code(), affected, len(walks)]))
+    """)
+    print(result)

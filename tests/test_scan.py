@@ -15,8 +15,11 @@ from unittest import mock
 import pytest
 from conftest import run_child
 
-from dynamo_cyclefix import _catalogue, _installed, _scan
-from dynamo_cyclefix._scan import Finding, scan_source
+from dynamo_cyclefix import _installed
+from dynamo_cyclefix._catalogue import toml as _catalogue
+from dynamo_cyclefix._commands import scan
+from dynamo_cyclefix._scanning import package as _scan
+from dynamo_cyclefix._scanning.package import Finding, scan_source
 
 # Each example runs: `entry` is called, and may raise. The scan must list exactly the names given,
 # as "function name rule", and CPython must agree: what lists something pins its caller's locals.
@@ -806,12 +809,12 @@ KNOWN_2_13_0 = {
 }
 
 
-def scan(*arguments: str, **known: Any) -> int:
+def run_scan(*arguments: str, **known: Any) -> int:
     parser = argparse.ArgumentParser()
-    _scan.add_arguments(parser)
+    scan.add_arguments(parser)
     mappings = known.get("patched", {}), known.get("explained", {})
-    with mock.patch.object(_scan, "catalogued", return_value=mappings):
-        return _scan.run(parser.parse_args(arguments))
+    with mock.patch.object(scan, "catalogued", return_value=mappings):
+        return scan.run(parser.parse_args(arguments))
 
 
 @pytest.fixture(scope="module")
@@ -823,7 +826,7 @@ def test_lists_every_known_site(release: str, capsys: pytest.CaptureFixture[str]
     if release != "2.13.0":
         pytest.skip(f"the sites are those of torch 2.13.0, not {release}")
     modules = sorted({module for module, _ in KNOWN_2_13_0})
-    assert scan("--json", *modules) == 1
+    assert run_scan("--json", *modules) == 1
     document = json.loads(capsys.readouterr().out)
     verdicts = {(f["module"], f["function"], f["name"]): f["verdict"] for f in document["findings"]}
     for (module, function), name in KNOWN_2_13_0.items():
@@ -834,10 +837,11 @@ def test_torch_is_not_imported() -> None:
     finished = run_child(
         """
         import argparse, sys
-        from dynamo_cyclefix import _scan
+        from dynamo_cyclefix._commands import scan
+        from dynamo_cyclefix._scanning import package as _scan
         parser = argparse.ArgumentParser()
-        _scan.add_arguments(parser)
-        code = _scan.run(parser.parse_args(["torch.fx.node"]))
+        scan.add_arguments(parser)
+        code = scan.run(parser.parse_args(["torch.fx.node"]))
         print(code, "torch" in sys.modules)
         """
     )
@@ -847,7 +851,7 @@ def test_torch_is_not_imported() -> None:
 
 def test_no_torch(capsys: pytest.CaptureFixture[str]) -> None:
     with mock.patch("importlib.util.find_spec", return_value=None):
-        assert scan() == 2
+        assert run_scan() == 2
     assert capsys.readouterr().err.startswith("dynamo-cyclefix scan: found no torch: ")
 
 
@@ -869,12 +873,12 @@ KEY = ("torch.fx", "reraise", "error")
 
 
 def test_table(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert scan("--root", str(tree), "fx") == 1
+    assert run_scan("--root", str(tree), "fx") == 1
     assert capsys.readouterr().out.splitlines() == [
         "torch/fx/__init__.py:2 reraise error raised-parameter: open: raises its own parameter",
         f"torch 9.8.7 in {tree}: 1 open, 0 patched, 1 released, 0 explained",
     ]
-    assert scan("--root", str(tree), "--all", "torch.fx.tidy") == 0
+    assert run_scan("--root", str(tree), "--all", "torch.fx.tidy") == 0
     assert capsys.readouterr().out.splitlines()[0] == (
         "torch/fx/tidy.py:4 reraise error raised-parameter: released by torch: "
         "raises its own parameter"
@@ -882,12 +886,12 @@ def test_table(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_patched(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert scan("--root", str(tree), "fx", patched={KEY: "some-errors"}) == 0
+    assert run_scan("--root", str(tree), "fx", patched={KEY: "some-errors"}) == 0
     assert ": patched by some-errors: " in capsys.readouterr().out
 
 
 def test_explained(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert scan("--root", str(tree), "fx", "--json", explained={KEY: "never called"}) == 0
+    assert run_scan("--root", str(tree), "fx", "--json", explained={KEY: "never called"}) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["torch"] == "9.8.7"
     assert document["counts"] == {"open": 0, "patched": 0, "released": 1, "explained": 1}
@@ -896,7 +900,7 @@ def test_explained(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_unknown_module(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert scan("--root", str(tree), "torch.fx", "torch.nope") == 2
+    assert run_scan("--root", str(tree), "torch.fx", "torch.nope") == 2
     out, err = capsys.readouterr()
     assert out == ""
     found = f"found no module torch.nope below {tree}: give a dotted name of torch"
@@ -906,7 +910,7 @@ def test_unknown_module(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_unreadable_source(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = tree / "torch" / "fx" / "broken.py"
     broken.write_text("def (:\n", encoding="utf-8")
-    assert scan("--root", str(tree), "fx") == 2
+    assert run_scan("--root", str(tree), "fx") == 2
     err = capsys.readouterr().err
     assert err.startswith(f"dynamo-cyclefix scan: could not read {broken}: ")
     assert err.count("\n") == 1
@@ -915,6 +919,6 @@ def test_unreadable_source(tree: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_the_catalogue_leaves_nothing_open_on_the_installed_torch() -> None:
     root = _installed.find()
     catalogue = _catalogue.load()
-    patched, explained = _scan.catalogued(catalogue, _installed.version(root), catalogue.patches)
+    patched, explained = scan.catalogued(catalogue, _installed.version(root), catalogue.patches)
     verdicts = _scan.scan_package(root, patched=patched, explained=explained)
     assert [v.finding.key for v in verdicts if v.verdict == "open"] == []

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from dynamo_cyclefix import scenarios
-from dynamo_cyclefix._catalogue import load as load_catalogue
-from dynamo_cyclefix._verify import _labels
+from dynamo_cyclefix._catalogue.toml import load as load_catalogue
+from dynamo_cyclefix._commands.verify import _labels
 from dynamo_cyclefix.scenarios import _registry
 from dynamo_cyclefix.scenarios._watch import watch
 

@@ -1,0 +1,342 @@
+"""Puts rewritten code in place, takes it out again, and knows the state of every patch."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from importlib.machinery import ModuleSpec
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from dynamo_cyclefix import _rewriting
+from dynamo_cyclefix._catalogue import gate as _gate
+from dynamo_cyclefix._catalogue import toml as _catalogue
+from dynamo_cyclefix._catalogue.model import Catalogue, Patch, Target
+from dynamo_cyclefix._errors import PatchError, Refused, SourceMissing
+from dynamo_cyclefix._locking import lock, log
+from dynamo_cyclefix._patching import cache as _cache
+from dynamo_cyclefix._patching.replacement import Swap, exchange, live_function, module_namespace
+from dynamo_cyclefix._patching.state import State
+
+if TYPE_CHECKING:
+    from dynamo_cyclefix._patching.wrapper import Wrap
+
+
+HIDDEN = "gc.freeze() may hide closures, which run torch's own code then"
+
+Change: TypeAlias = "Swap | Wrap"
+
+
+def make(strict: bool, patches: str, accept_unseen: bool) -> Patcher:
+    """Read the catalogue and select from it.
+
+    Args:
+        strict: see :class:`Patcher`.
+        patches: ids separated by commas: those to apply, or, each after a ``-``, those not to.
+        accept_unseen: see :class:`Patcher`.
+
+    Raises:
+        CatalogueError: the catalogue is damaged.
+    """
+    catalogue = _catalogue.load()
+    return Patcher(catalogue, _select(catalogue, patches), strict, accept_unseen)
+
+
+def _select(catalogue: Catalogue, patches: str) -> frozenset[str]:
+    names = []
+    for name in filter(None, map(str.strip, patches.split(","))):
+        if name.removeprefix("-") in catalogue.patches:
+            names.append(name)
+        else:
+            log(
+                "warning",
+                "DYNAMO_CYCLEFIX_PATCHES: unknown patch %r is ignored, expected some of %s",
+                name,
+                ", ".join(catalogue.patches),
+            )
+    wanted = {name for name in names if not name.startswith("-")}
+    unwanted = {name[1:] for name in names if name.startswith("-")}
+    return frozenset(catalogue.patches).intersection(wanted or catalogue.patches) - unwanted
+
+
+class Patcher:
+    """Applies the patches of a catalogue to the modules of one torch.
+
+    Args:
+        catalogue: what there is to apply.
+        enabled: the ids of the patches to apply.
+        strict: raise :class:`PatchError` where a patch cannot be applied.
+        accept_unseen: in strict mode, whether a source that no known release has will do.
+
+    Attributes:
+        modules: the names of the modules that targets live in.
+        waiting: those of them that are not patched yet.
+        states: what became of a target, and why.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        enabled: Iterable[str],
+        strict: bool = False,
+        accept_unseen: bool = False,
+    ) -> None:
+        self.catalogue = catalogue
+        self.modules = catalogue.modules
+        self.strict = strict
+        self._accept_unseen = accept_unseen
+        self.enabled = frozenset(enabled)
+        self.waiting = set(self.modules)
+        self._swaps: dict[str, list[Change]] = defaultdict(list)
+        self.states: dict[Target, tuple[State, str]] = {}
+        self._failures: dict[str, str] = {}
+        self._retired = False
+
+    def catch_up(self, executed: Sequence[ModuleType] = ()) -> None:
+        """Apply every patch that has targets in modules that are there, and not patched yet.
+
+        All of them or none, whatever interrupts; a patch that is refused concerns no other.
+
+        Args:
+            executed: modules that have just been executed; with them, those that were imported
+                past the finder.
+
+        Raises:
+            PatchError: in strict mode, if a patch for an affected function could not be applied.
+        """
+        with lock:
+            if self._retired:
+                return
+            modules = [*executed, *self.overdue()]
+            names = {module.__name__ for module in modules}
+            before, states = self.swaps(), dict(self.states)
+            try:
+                for module in modules:
+                    for patch in self.catalogue.patches.values():
+                        targets = [t for t in patch.targets if t.module == module.__name__]
+                        if targets and patch.id in self.enabled:
+                            self._patch(patch, targets, module)
+                self._exchange([swap for swap in self.swaps() if swap not in before])
+            except BaseException:
+                self.states = states
+                self._take_back([swap for swap in self.swaps() if swap not in before])
+                raise
+            # Only now: what a signal interrupts here is caught up with later.
+            self.waiting -= names
+            for patch_id, name in dict.fromkeys(
+                (patch_id, swap.targets[0].module)
+                for patch_id, swap in self.swaps()
+                if (patch_id, swap) not in before
+            ):
+                text = "patch %s applied to %s of torch %s"
+                log("info", text, patch_id, name, torch_version())
+        # What has failed may be in a module that stays imported when the import of another fails.
+        if self.strict and self._failures and names & self.modules:
+            failed = "; ".join(f"{patch}: {reason}" for patch, reason in self._failures.items())
+            raise PatchError(
+                f"torch {torch_version()} is affected and could not be patched"
+                f" ({failed}); set DYNAMO_CYCLEFIX=on to go on without"
+            )
+
+    def overdue(self) -> list[ModuleType]:
+        """The target modules that were executed and are not patched.
+
+        Imports nothing, and runs no code of what else there may be in ``sys.modules``.
+        """
+        found = []
+        for name in sys.modules.keys() & self.waiting:
+            module: Any = sys.modules.get(name)
+            kind = type(module)
+            # A module that waits for its first use to be executed looks at every access.
+            lookup = type.__getattribute__(kind, "__getattribute__")
+            if issubclass(kind, ModuleType) and lookup is ModuleType.__getattribute__:
+                spec = module_namespace(module).get("__spec__")
+                if type(spec) is not ModuleSpec or not getattr(spec, "_initializing", False):
+                    found.append(module)
+        return found
+
+    def _patch(self, patch: Patch, targets: Sequence[Target], module: ModuleType) -> None:
+        try:
+            if patch.id in self._failures:
+                raise Refused(self._failures[patch.id])
+            swaps, states = self._prepare(targets, module)
+            # Noted first: what is half done when a signal comes is taken back with the rest.
+            self._swaps[patch.id] += swaps
+            for swap in swaps:
+                swap.put()
+            self.states.update(states)
+        except Refused as error:
+            self._fail(patch, targets, str(error))
+            return
+        except RecursionError as error:  # nested deeper than we can follow
+            self._fail(patch, targets, f"RecursionError: {error}")
+            return
+
+    def _prepare(
+        self, targets: Sequence[Target], module: ModuleType
+    ) -> tuple[list[Change], dict[Target, tuple[State, str]]]:
+        """Work out everything, change nothing."""
+        version = torch_version()
+        groups: dict[str, list[Target]] = defaultdict(list)
+        states: dict[Target, tuple[State, str]] = {}
+        for target in targets:
+            if _gate.is_affected(version, target.affected):
+                groups[target.outermost].append(target)
+            else:
+                states[target] = State.UNAFFECTED, f"torch {version} is not in {target.affected}"
+        swaps: list[Change] = []
+        cache: _cache.Cache | None = None
+        for outermost, group in groups.items():
+            function = live_function(module, outermost)
+            if self.runs_replacement(function):
+                continue
+            try:
+                cache = cache or _cache.Cache(module.__name__, source_of(module))
+            except SourceMissing as error:
+                # Imported here: wrapt is not free, and hardly any torch lacks its source.
+                from dynamo_cyclefix._patching import wrapper as _wrapper
+
+                if _wrapper.is_fixed(function.__code__, group):
+                    states |= dict.fromkeys(group, (State.FIXED, "the code deletes the exception"))
+                else:
+                    swaps.append(_wrapper.Wrap(module, function, group))
+                    states |= dict.fromkeys(group, (State.WRAPPED, str(error)))
+                continue
+            rewritten = cache.rewrite(function.__code__, outermost, group)
+            if rewritten.is_fixed:
+                states |= dict.fromkeys(group, (State.FIXED, "the code releases the exception"))
+                continue
+            state = State.APPLIED, ""
+            if not self._is_known(rewritten.block, group[0]):
+                state = State.UNSEEN, "passed every structural check"
+                if self.strict and not self._accept_unseen:
+                    raise Refused(
+                        f"the source of {group[0].key} was not seen before;"
+                        " DYNAMO_CYCLEFIX_UNSEEN=accept accepts it"
+                    )
+            states |= dict.fromkeys(group, state)
+            swaps.append(_swap(function, rewritten, outermost, group))
+        if cache is not None:
+            cache.save()
+        return swaps, states
+
+    def _is_known(self, block: str, target: Target) -> bool:
+        known = self.catalogue.sources.get(f"{target.module}:{target.outermost}", {})
+        return source_hash(block) in known
+
+    def _exchange(self, changes: Sequence[tuple[str, Change]]) -> None:
+        """Have the closures that were made earlier run the replacements too."""
+        swaps = [swap for _, swap in changes if swap.nested]
+        hidden = exchange(
+            [pair for swap in swaps for pair in swap.nested], [swap.function for swap in swaps]
+        )
+        for swap in swaps:
+            swap.hidden = any(swap.function is function for function in hidden)
+        for patch in sorted({patch for patch, swap in changes if swap.hidden}):
+            log("warning", f"patch %s: {HIDDEN}", patch)
+
+    def _fail(self, patch: Patch, targets: Sequence[Target], reason: str) -> None:
+        self._take_back([(patch.id, swap) for swap in self._swaps[patch.id]])
+        if patch.id not in self._failures:
+            self._failures[patch.id] = reason
+            text = "patch %s not applied to torch %s: %s"
+            log("warning", text, patch.id, torch_version(), reason)
+        for target in patch.targets:
+            if target in targets or target in self.states:
+                self.states[target] = State.REFUSED, reason
+
+    def _take_back(self, swaps: Sequence[tuple[str, Change]]) -> None:
+        """All of them, whatever interrupts; then raise what did."""
+        interrupt: BaseException | None = None
+        failure: Exception | None = None
+        pairs = [(new, old) for _, swap in swaps for old, new in swap.nested]
+        steps: list[tuple[Change | None, Callable[[], object]]] = [
+            *((swap, swap.take_back) for _, swap in swaps),
+            # Last: by then no function makes new closures of the rewritten code.
+            (None, partial(exchange, pairs)),
+        ]
+        kept = set()
+        for what, step in steps:
+            attempts = 0
+            while attempts < 2:
+                try:
+                    step()
+                    break
+                except Exception as error:
+                    # Memory may be short for a moment; beyond that, go on with the others.
+                    attempts += 1
+                    if attempts == 2:
+                        failure = error
+                        kept.add(what)
+                except BaseException as error:  # a signal's: once
+                    interrupt = error
+        for patch_id, swap in swaps:
+            if swap not in kept and not (None in kept and swap.nested):
+                self._swaps[patch_id].remove(swap)
+        try:
+            if raised := interrupt or failure:
+                raise raised
+        finally:
+            raised = interrupt = failure = None
+
+    def runs_replacement(self, function: FunctionType) -> bool:
+        """Whether a function is patched, and nobody has undone it."""
+        return any(
+            swap.function is function and swap.is_in_place
+            for swaps in self._swaps.values()
+            for swap in swaps
+        )
+
+    def swaps(self) -> tuple[tuple[str, Change], ...]:
+        """Every function that runs a replacement, with the id of its patch."""
+        with lock:
+            return tuple((i, swap) for i, swaps in self._swaps.items() for swap in swaps)
+
+    def take_back(self) -> None:
+        """Give every function its original code object again, and patch nothing any more."""
+        with lock:
+            self._retired = True
+            self._take_back(self.swaps())
+
+
+def _swap(
+    function: FunctionType, rewritten: _rewriting.Rewrite, outermost: str, group: Sequence[Target]
+) -> Swap:
+    nested = []
+    for target in group:
+        if target.function != outermost:
+            old = _rewriting.nested(function.__code__, outermost, target.function)
+            new = _rewriting.nested(rewritten.replacement, outermost, target.function)
+            if old.co_freevars != new.co_freevars:
+                raise Refused(f"the rewrite would change the free variables of {target.function}")
+            nested.append((old, new))
+    return Swap(group, function, rewritten.replacement, nested)
+
+
+def source_of(module: ModuleType) -> str:
+    """A module's source, from whatever it was loaded from.
+
+    Raises:
+        SourceMissing: there is none that can be read.
+    """
+    loader = getattr(module.__spec__, "loader", None)
+    try:
+        source = loader.get_source(module.__name__)  # type: ignore[union-attr]
+    except (AttributeError, ImportError, OSError, SyntaxError, UnicodeError) as error:
+        raise SourceMissing(f"no source of {module.__name__} can be read ({error})") from error
+    if not source:
+        raise SourceMissing(f"{module.__name__} was installed without its source")
+    return str(source)
+
+
+def source_hash(block: str) -> str:
+    """How a function's source is recorded: SHA-256, hexadecimal."""
+    return hashlib.sha256(block.encode()).hexdigest()
+
+
+def torch_version() -> str:
+    """What the imported torch says its version is."""
+    return str(getattr(sys.modules.get("torch"), "__version__", "unknown"))
