@@ -16,11 +16,16 @@ from ._registry import scenario
 from ._watch import watch
 
 
-def model() -> Any:
-    """Return a watched model, whose parameters are the same in every process."""
+def model(parameters: bool = True) -> Any:
+    """Return a watched model, whose parameters are the same in every process.
+
+    They are not watched where they are parameters of the trace too, which is a cycle.
+    """
     made = watch(module=torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
     for parameter in made.parameters():
-        torch.nn.init.constant_(watch(parameter=parameter), 0.25)
+        torch.nn.init.constant_(parameter, 0.25)
+        if parameters:
+            watch(parameter=parameter)
     return made
 
 
@@ -38,7 +43,7 @@ def symbolic_trace_function() -> object:
 @scenario()
 def symbolic_trace_module() -> object:
     """``torch.fx.symbolic_trace`` of a module, whose trace is run."""
-    return torch.fx.symbolic_trace(model())(torch.ones(3, 2))
+    return torch.fx.symbolic_trace(model(parameters=False))(torch.ones(3, 2))
 
 
 @scenario()
@@ -93,7 +98,7 @@ def symbolic_trace_with_a_tracer() -> object:
         def is_leaf_module(self, module: torch.nn.Module, name: str) -> bool:
             return False
 
-    module = model()
+    module = model(parameters=False)
     graph = watch(tracer=Flat()).trace(module)
     return torch.fx.GraphModule(module, graph)(torch.ones(3, 2))
 
