@@ -40,7 +40,8 @@ class Observation:
     """What one run of a scenario showed; plain data that goes through JSON.
 
     ``pinned``: an object that only a local of the user's frame refers to, or another that the
-    scenario watches, outlived that frame. ``freed``: a full collection released all of them.
+    scenario watches, outlived that frame (a collection as well, if the scenario says so).
+    ``freed``: a full collection released all of them.
     ``kept``: by its label what outlived the frame, and what frees it: a collection, a collection
     after ``torch._dynamo.reset()``, or nothing; the label of the frame's own local is ``local``.
     ``outcome``: the exception that left the user's code, or the value it returned, tensors bit for
@@ -104,8 +105,10 @@ def observe(scenario: Scenario) -> Observation:
         kept = dict.fromkeys(pinned, FREED)
         if alive(watched):
             kept.update(_kept_for_longer(watched))
+        if scenario.collected:
+            kept = {label: way for label, way in kept.items() if way != FREED or label == "local"}
     return Observation(
-        pinned=bool(pinned),
+        pinned=bool(kept),
         freed=set(kept.values()) <= {FREED},
         kept=kept,
         outcome=outcome,

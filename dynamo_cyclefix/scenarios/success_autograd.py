@@ -204,8 +204,11 @@ def hook_after_accumulation() -> object:
     """A hook runs when a gradient has been accumulated."""
     run = compiled(lambda x: x.sin() + 1, backend="aot_eager")
 
+    def double(x: torch.Tensor) -> None:
+        x.grad = x.grad * 2
+
     def call(x: torch.Tensor) -> Any:
-        x.register_post_accumulate_grad_hook(lambda x: x.grad.mul_(2))
+        x.register_post_accumulate_grad_hook(double)
         return run(x)
 
     return calls(call, grad=True)

@@ -30,12 +30,18 @@ class Exported(torch.nn.Module):
         return self.body(self.linear(x) - self.mean, *args)
 
 
-def model(body: Callable[..., Any] = torch.sin) -> Any:
-    """Return a watched model, whose parameters are the same in every process."""
+def model(body: Callable[..., Any] = torch.sin, *, parameters: bool = True) -> Any:
+    """Return a watched model, whose parameters are the same in every process.
+
+    They are not watched where they are parameters of the exported module too, which is a cycle.
+    """
     made = watch(module=Exported(body))
     for parameter in made.parameters():
-        torch.nn.init.constant_(watch(parameter=parameter), 0.25)
-    watch(buffer=made.mean)
+        torch.nn.init.constant_(parameter, 0.25)
+        if parameters:
+            watch(parameter=parameter)
+    if parameters:
+        watch(buffer=made.mean)
     return made
 
 
@@ -50,9 +56,15 @@ def choose(x: torch.Tensor) -> Any:
     return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,))
 
 
-@scenario()
+@scenario(collected=True)
 def export_strict() -> object:
     """Strict export of a model with parameters and a buffer; the program is dropped."""
+    return export(model(), strict=True)
+
+
+@scenario()
+def export_strict_without_a_collection() -> object:
+    """Strict export, whose program and the parameters in it wait for a collection."""
     return export(model(), strict=True)
 
 
@@ -62,7 +74,7 @@ def export_non_strict() -> object:
     return export(model(), strict=False)
 
 
-@scenario()
+@scenario(collected=True)
 def export_strict_repeatedly() -> object:
     """Three models are exported strictly, one after the other."""
     return [export(model(), strict=True) for _ in range(3)]
@@ -74,19 +86,19 @@ def export_non_strict_repeatedly() -> object:
     return [export(model(), strict=False) for _ in range(3)]
 
 
-@scenario()
+@scenario(collected=True)
 def export_strict_dynamic() -> object:
     """Strict export with a dynamic dimension."""
-    return export(model(), strict=True, dynamic_shapes={"x": {0: Dim("batch")}, "args": ()})
+    return export(model(), strict=True, dynamic_shapes=({0: Dim("batch")},))
 
 
 @scenario()
 def export_non_strict_dynamic() -> object:
     """Non-strict export with a dynamic dimension."""
-    return export(model(), strict=False, dynamic_shapes={"x": {0: Dim("batch")}, "args": ()})
+    return export(model(), strict=False, dynamic_shapes=({0: Dim("batch")},))
 
 
-@scenario()
+@scenario(collected=True)
 def export_strict_cond() -> object:
     """Strict export of a model that calls ``cond``."""
     return export(model(choose), strict=True)
@@ -98,7 +110,7 @@ def export_non_strict_cond() -> object:
     return export(model(choose), strict=False)
 
 
-@scenario()
+@scenario(collected=True)
 def export_strict_and_run() -> object:
     """A strictly exported program is run."""
     run = export(model(), strict=True).module()
@@ -108,11 +120,11 @@ def export_strict_and_run() -> object:
 @scenario()
 def export_non_strict_and_run() -> object:
     """An exported program is run."""
-    run = export(model(), strict=False).module()
+    run = export(model(parameters=False), strict=False).module()
     return run(torch.ones(3, 2))
 
 
-@scenario()
+@scenario(collected=True)
 def export_strict_decomposed() -> object:
     """A strictly exported program is decomposed."""
     return export(model(), strict=True).run_decompositions({})
@@ -121,10 +133,10 @@ def export_strict_decomposed() -> object:
 @scenario()
 def export_non_strict_decomposed() -> object:
     """An exported program is decomposed."""
-    return export(model(), strict=False).run_decompositions({})
+    return export(model(parameters=False), strict=False).run_decompositions({})
 
 
-@scenario()
+@scenario(collected=True)
 def export_strict_nested_input() -> object:
     """Strict export with a dictionary among the inputs."""
     pair = {"a": watch(input=torch.ones(2)), "b": watch(input=torch.zeros(2))}
@@ -138,7 +150,7 @@ def export_non_strict_nested_input() -> object:
     return export(model(lambda x, pair: x + pair["a"] * pair["b"]), pair, strict=False)
 
 
-@scenario()
+@scenario(collected=True)
 def export_strict_constant() -> object:
     """Strict export of a model that closes over a tensor."""
     weight = watch(cell=torch.ones(2))
@@ -172,7 +184,7 @@ def export_non_strict_buffer_changes() -> object:
     return export(watch(module=Counting()), strict=False)
 
 
-@scenario()
+@scenario(collected=True)
 def export_strict_buffer_changes() -> object:
     """Strict export of a model that changes a buffer."""
 
@@ -205,7 +217,7 @@ def export_non_strict_layers() -> object:
     return export(watch(module=Layers()), strict=False)
 
 
-@scenario()
+@scenario(collected=True)
 def export_strict_saved() -> object:
     """A strictly exported program is serialised, and its bytes are the same each time."""
     return saved(export(model(), strict=True))
@@ -228,7 +240,7 @@ def saved(program: Any) -> object:
     return digest, torch.export.load(file)
 
 
-@scenario()
+@scenario(collected=True)
 def export_for_inference_twice() -> object:
     """One model is exported both ways, and goes on being used."""
     module = model()
@@ -236,14 +248,14 @@ def export_for_inference_twice() -> object:
     return programs, module(torch.ones(3, 2))
 
 
-@scenario()
+@scenario(collected=True)
 def dynamo_export() -> object:
     """``torch._dynamo.export`` of a model."""
     graph, guards = torch._dynamo.export(model())(watch(input=torch.ones(3, 2)))
     return graph, len(guards)
 
 
-@scenario()
+@scenario(collected=True)
 def dynamo_export_function() -> object:
     """``torch._dynamo.export`` of a function with a nested input."""
 
@@ -254,14 +266,14 @@ def dynamo_export_function() -> object:
     return torch._dynamo.export(watch(function=run))(pair)[0]
 
 
-@scenario()
+@scenario(collected=True)
 def dynamo_export_aten() -> object:
     """``torch._dynamo.export`` down to ATen operators."""
     exported = torch._dynamo.export(model(), aten_graph=True)
     return exported(watch(input=torch.ones(3, 2)))[0]
 
 
-@scenario()
+@scenario(collected=True)
 def dynamo_export_symbolic() -> object:
     """``torch._dynamo.export`` with symbolic sizes."""
     exported = torch._dynamo.export(model(), aten_graph=True, tracing_mode="symbolic")

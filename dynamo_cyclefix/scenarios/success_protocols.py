@@ -357,7 +357,7 @@ def subclass_with_a_torch_function() -> object:
     return calls(lambda x: run(watch(subclass=x.as_subclass(Doubled))).as_subclass(torch.Tensor))
 
 
-@scenario()
+@scenario(torch=">=2.10")
 def subclass_that_wraps() -> object:
     """A wrapper subclass is an input, traced by AOT Autograd."""
     run = compiled(lambda x: x * 2 + x, backend="aot_eager")
@@ -376,7 +376,7 @@ def subclass_of_parameter() -> object:
     return calls(compiled(module), 2)
 
 
-@scenario()
+@scenario(torch=">=2.6")
 def subclass_made_in_the_graph() -> object:
     """A compiled function makes a tensor subclass."""
     run = compiled(lambda x: torch.sin(x.as_subclass(Doubled)) + 1)

@@ -12,16 +12,20 @@ import torch
 import torch.fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ._recording import calls
 from ._registry import scenario
 from ._watch import watch
 
 
-def model() -> Any:
-    """Return a watched model, whose parameters are the same in every process."""
+def model(parameters: bool = True) -> Any:
+    """Return a watched model, whose parameters are the same in every process.
+
+    They are not watched where they are parameters of the trace too, which is a cycle.
+    """
     made = watch(module=torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
     for parameter in made.parameters():
-        torch.nn.init.constant_(watch(parameter=parameter), 0.25)
+        torch.nn.init.constant_(parameter, 0.25)
+        if parameters:
+            watch(parameter=parameter)
     return made
 
 
@@ -39,7 +43,7 @@ def symbolic_trace_function() -> object:
 @scenario()
 def symbolic_trace_module() -> object:
     """``torch.fx.symbolic_trace`` of a module, whose trace is run."""
-    return torch.fx.symbolic_trace(model())(torch.ones(3, 2))
+    return torch.fx.symbolic_trace(model(parameters=False))(torch.ones(3, 2))
 
 
 @scenario()
@@ -54,12 +58,8 @@ def symbolic_trace_wrapped() -> object:
 def symbolic_trace_wraps_by_name() -> object:
     """``torch.fx.wrap`` is called by a module that is imported in a user's function."""
     source = "import torch.fx\ndef helper(x):\n    return x + 1\ntorch.fx.wrap('helper')\n"
-    exec(compile(source, "<module>", "exec"), {"__name__": "imported", "held": watch(held=Held())})
+    exec(compile(source, "<module>", "exec"), {"__name__": "imported"})
     return "wrapped"
-
-
-class Held:
-    """What a frame's globals or locals hold."""
 
 
 @scenario()
@@ -81,9 +81,13 @@ def symbolic_trace_asserts() -> object:
         assert x.sum() > 0
         return x + 1
 
-    tracer = torch.fx.Tracer()
-    tracer.trace_asserts = True
-    return str(tracer.trace(run))
+    class Believing(torch.fx.Tracer):
+        trace_asserts = True
+
+        def to_bool(self, obj: Any) -> bool:
+            return True
+
+    return str(Believing().trace(run))
 
 
 @scenario()
@@ -94,7 +98,7 @@ def symbolic_trace_with_a_tracer() -> object:
         def is_leaf_module(self, module: torch.nn.Module, name: str) -> bool:
             return False
 
-    module = model()
+    module = model(parameters=False)
     graph = watch(tracer=Flat()).trace(module)
     return torch.fx.GraphModule(module, graph)(torch.ones(3, 2))
 
@@ -170,7 +174,9 @@ def aot_function() -> object:
     """AOT Autograd's own front end compiles a function."""
     compilers = importlib.import_module("functorch.compile")
     run = compilers.aot_function(lambda x: x.sin() * 2, fw_compiler=compilers.nop)
-    return calls(run, grad=True)
+    x = watch(input=torch.ones(3, requires_grad=True))
+    run(x).sum().backward()
+    return x.grad
 
 
 @scenario()
@@ -183,7 +189,7 @@ def inductor_compiles() -> object:
         return run(watch(input=torch.ones(2, 2)))
 
 
-@scenario()
+@scenario(torch=">=2.12")
 def inductor_freezes() -> object:
     """Inductor takes the parameters of a model into its graph."""
     from torch._inductor import config
