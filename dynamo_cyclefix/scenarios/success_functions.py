@@ -163,7 +163,7 @@ def object_attribute_is_deleted() -> object:
         local.extra = x + 1
         y = local.extra * 2
         del local.extra
-        return y  # type: ignore[no-any-return]
+        return y
 
     run_compiled = compiled(run)
     return calls(lambda x: run_compiled(x, watch(object=Local())))

@@ -144,7 +144,7 @@ def module_updates_a_buffer() -> object:
             self.register_buffer("mean", torch.zeros(2))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.mean = self.mean * 0.9 + x.mean(0) * 0.1
+            self.mean = self.mean * 0.9 + x.mean(0) * 0.1  # type: ignore[has-type]
             return x - self.mean
 
     module = watched(Averaging())
@@ -168,7 +168,7 @@ def module_cache_of_keys() -> object:
 
         def update(self, x: torch.Tensor) -> torch.Tensor:
             self.keys = x if self.keys is None else torch.cat((self.keys, x))
-            return self.keys  # type: ignore[no-any-return]
+            return self.keys
 
     cache = watch(object=Cache())
     run = compiled(lambda x, cache: cache.update(x).sum(0))
