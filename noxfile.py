@@ -4,7 +4,7 @@
     nox -s matrix -- 2.9.1 2.15.0               some releases, on CPython 3.11
     nox -s matrix -- --python 3.13 2.14.1       a release on another Python
     nox -s matrix -- --results FILE 2.9.1       keep what is found elsewhere
-    nox -s table                                write what was found into the README
+    nox -s table                                write what was found into docs/compatibility.md
     nox -s sources [-- RELEASE ...]             record the sources of releases
     nox -s upstream -- PATH [--torch VERSION] [FILE ...]
                                                 PyTorch's own tests, with the patches off and on
@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -37,8 +37,9 @@ nox.options.sessions = ["matrix", "table"]
 
 ROOT = Path(__file__).parent
 RESULTS = ROOT / "docs" / "matrix.json"
-README = ROOT / "README.md"
-MARKERS = "<!-- matrix: written by `nox -s table` -->", "<!-- /matrix -->"
+TABLE = ROOT / "docs" / "compatibility.md"
+README = ROOT / "README.md"  # has a summary
+MARKERS = "<!-- written by `nox -s table` -->", "<!-- /written -->"
 PATCH = "observed-exceptions"  # the patch that gives the project its name
 
 RELEASES = (
@@ -210,14 +211,42 @@ def pair(result: Mapping[str, Any]) -> tuple[list[int], list[int]]:
 
 @nox.session(venv_backend="none")
 def table(session: nox.Session) -> None:
-    """Write the results into the README, between the two markers."""
-    text = README.read_text("utf-8")
+    """Write the results into docs/compatibility.md, and into the README what they come to."""
+    results = json.loads(RESULTS.read_text("utf-8"))
+    write_between_markers(session, TABLE, table_lines(results))
+    write_between_markers(session, README, summary_lines(results))
+
+
+def write_between_markers(session: nox.Session, path: Path, lines: Iterable[str]) -> None:
+    """Put lines in place of what is between the two markers in a file."""
+    text = path.read_text("utf-8")
     start, end = map(re.escape, MARKERS)
     if not re.search(f"{start}.*{end}", text, re.DOTALL):
-        session.error(f"README.md: found no {MARKERS[0]} ... {MARKERS[1]}")
-    lines = "\n".join(table_lines(json.loads(RESULTS.read_text("utf-8"))))
-    whole = f"{MARKERS[0]}\n\n{lines}\n\n{MARKERS[1]}"
-    README.write_text(re.sub(f"{start}.*{end}", lambda _: whole, text, flags=re.DOTALL), "utf-8")
+        session.error(f"{path.name}: found no {MARKERS[0]} ... {MARKERS[1]}")
+    whole = "\n".join([MARKERS[0], "", *lines, "", MARKERS[1]])
+    path.write_text(re.sub(f"{start}.*{end}", lambda _: whole, text, flags=re.DOTALL), "utf-8")
+
+
+def summary_lines(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What the results and the catalogue come to, in two sentences."""
+    # Here only, so that what must run on Python 3.10 does not need it.
+    import tomllib
+
+    patches = [tomllib.loads(path.read_text("utf-8")) for path in (ROOT / "patches").glob("*.toml")]
+    targets = [target for patch in patches for target in patch.get("targets", ())]
+    functions = {(target["module"], target["function"]) for target in targets}
+    kinds = {next(iter(edit)) for target in targets for edit in target["edits"]}
+    passed = [result for result in results if result["outcome"] == "passed"]
+    yield (
+        f"{sum('id' in patch for patch in patches)} patches change {len(functions)} functions by"
+        f" {len(kinds)} kinds of edit ({', '.join(sorted(kinds))})."
+    )
+    yield (
+        f"{len(passed)} of {len(results)} environments pass:"
+        f" {len({result['torch'] for result in passed})} releases of torch,"
+        f" {len({result['python'] for result in passed})} versions of Python,"
+        f" {' and '.join(sorted({result['platform'] for result in passed}))}."
+    )
 
 
 def table_lines(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -1,11 +1,11 @@
 """Backport of PyTorch's fix for exceptions that leave Dynamo and pin the Python stack.
 
 Importing the package activates it, unless ``DYNAMO_CYCLEFIX=off``.  Every interpreter may pay for
-that import, so it reads this one file: the rest is loaded when torch is, or when it is asked for.
+that import, so it reads this one file, and a small one where a variable of ours is set: the rest is
+loaded when torch is, or when it is asked for.
 """
 
 import sys
-from os import environ
 from time import time
 
 TYPE_CHECKING = False
@@ -36,6 +36,8 @@ class Waiting:
         self.accept_unseen = accept_unseen
         self.error = ""
         self._asked: set[tuple[str, int]] = set()
+        # Of each thread: the modules that it has executed inside of another one's import.
+        self.inner = sys.modules["_thread"]._local()
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
@@ -102,8 +104,8 @@ class Waiting:
         else:
             self.wake()  # what it is now
 
-    def catch_up(self, executed: "ModuleType | None" = None) -> None:
-        """After a module was executed: patch it."""
+    def catch_up(self, executed: "Sequence[ModuleType]" = ()) -> None:
+        """After modules were executed: patch them."""
 
 
 def patching_loader(loader: "Any", finder: Waiting) -> "Any":
@@ -120,8 +122,20 @@ def patching_loader(loader: "Any", finder: Waiting) -> "Any":
                 module.__spec__.loader = loader
             module.__loader__ = loader
             finder.wake()
-            loader.exec_module(module)
-            finder.catch_up(module)
+            # What one import brings in is patched at its end, together: to find the closures that
+            # exist by then takes a walk over all objects.
+            inner = finder.inner
+            if hasattr(inner, "executed"):
+                loader.exec_module(module)
+                inner.executed.append(module)
+                return
+            try:
+                inner.executed = executed = []
+                loader.exec_module(module)
+                executed.append(module)
+            finally:
+                del inner.executed
+                finder.catch_up(executed)
 
         def __getattr__(self, name: str) -> "Any":
             return getattr(loader, name)
@@ -152,21 +166,30 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-_mode = environ.get("DYNAMO_CYCLEFIX") or "on"
-if _mode in ("on", "strict") and "torch" not in sys.modules:
-    # What `activate` comes to where there is nothing else to do than to wait.
-    _active = Waiting(
-        _way(),
-        _mode == "strict",
-        environ.get("DYNAMO_CYCLEFIX_PATCHES", ""),
-        environ.get("DYNAMO_CYCLEFIX_UNSEEN") == "accept",
-    )
-    sys.meta_path.insert(0, _active)
-elif _mode.strip().lower() != "off":
-    from dynamo_cyclefix._patching.session import activate
+def _start() -> None:
+    global _active
+    # In here, since what the finder can reach outlives all else, and the interpreter's end gets
+    # longer.
+    from os import environ
 
-    activate(way=_way())
-if environ.get("DYNAMO_CYCLEFIX_REPORT") == "1":
-    from dynamo_cyclefix import _report  # noqa: F401 - it writes when the process exits
-# What the finder can reach outlives all else in the process, and the interpreter's end gets longer.
-del environ
+    mode, patches, accept_unseen, report = "on", "", False, False
+    # Where no variable of ours is set there is nothing to judge.
+    if "DYNAMO_CYCLEFIX" in "\n".join(environ):
+        from dynamo_cyclefix._settings import read
+
+        found = read()
+        mode, patches, accept_unseen = found.mode, found.patches, found.accept_unseen
+        report = found.report
+    if mode != "off" and "torch" in sys.modules:
+        from dynamo_cyclefix._patching.session import activate
+
+        activate(way=_way())
+    elif mode != "off":
+        # What `activate` comes to where there is nothing else to do than to wait.
+        _active = Waiting(_way(), mode == "strict", patches, accept_unseen)
+        sys.meta_path.insert(0, _active)
+    if report:
+        from dynamo_cyclefix import _report  # noqa: F401 - it writes when the process exits
+
+
+_start()

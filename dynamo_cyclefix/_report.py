@@ -8,6 +8,7 @@ import os
 import sys
 
 import dynamo_cyclefix
+from dynamo_cyclefix import _settings
 
 # The state of a process is the first of these that any patch has.
 _ORDER = (
@@ -31,8 +32,7 @@ def write() -> None:
 def _state() -> dict[str, object]:
     finder = dynamo_cyclefix._active
     if finder is None:
-        switch = os.environ.get("DYNAMO_CYCLEFIX", "on")
-        return {"state": "off", "reason": f"not active (DYNAMO_CYCLEFIX={switch})"}
+        return {"state": "off", "reason": _settings.not_active()}
     found: dict[str, object] = {"way": finder.way}
     if "torch" not in sys.modules:
         # Not asked for a status: a process without torch need not load what tells it.

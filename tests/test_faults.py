@@ -27,11 +27,12 @@ from dynamo_cyclefix._catalogue import toml as _catalogue
 from dynamo_cyclefix._patching import finder as _finder
 from dynamo_cyclefix._catalogue import gate as _gate
 from dynamo_cyclefix._patching import patcher as _patcher
-from dynamo_cyclefix import _rewriting as _rewrite
+from dynamo_cyclefix._rewriting import units as _units
 from dynamo_cyclefix._commands import status as _status
 from dynamo_cyclefix import _store
 from dynamo_cyclefix._patching import replacement as _swap
 
+from dynamo_cyclefix._rewriting import derive as _rewrite
 _store._path = lambda name: "/nowhere/none"  # every step is to be taken
 CATALOGUE = _catalogue.load()
 WARNINGS = []
@@ -285,16 +286,17 @@ STEPS = {
     "cache": "_store, 'read'",
     "cache-later": "_cache.Cache, 'rewrite', nth=2",
     "cache-save": "_store, 'write'",
-    "parse": "_rewrite, '_parsed'",
-    "compile": "_rewrite, '_compiled'",
-    "compile-replacement": "_rewrite, '_compiled', nth=2",
+    "parse": "_units, '_parsed'",
+    "compile": "_units, 'compiled'",
+    "compile-replacement": "_units, 'compiled', nth=2",
     "comparison": "_rewrite, 'differs'",
     "rewrite": "_rewrite, 'apply'",
     "known-source": "_patcher, 'source_hash'",
     "put": "_swap.Swap, 'put'",
     "put-later": "_swap.Swap, 'put', nth=4",
     "put-done": "_swap.Swap, 'put', nth=4, after=True",
-    "exchange": "_swap, '_exchange', nth=3",
+    "exchange": "_patcher, 'exchange'",
+    "exchange-done": "_patcher, 'exchange', after=True",
 }
 STRIKE = """
 with fault({step}, raised={raised}):
@@ -392,12 +394,11 @@ judge(raised=raised)
 @pytest.mark.parametrize(
     "raised", ["RuntimeError()", "MemoryError()", "KeyboardInterrupt()", "SystemExit()"]
 )
-@pytest.mark.parametrize("where", ["Swap, 'take_back'", "_exchange"])
+@pytest.mark.parametrize("where", ["_swap.Swap, 'take_back', nth=2", "_patcher, 'exchange'"])
 def test_a_fault_while_it_is_taken_back(with_dynamo: Forks, raised: str, where: str) -> None:
-    owner = "_swap.Swap, 'take_back', nth=2" if "Swap" in where else "_swap, '_exchange', nth=2"
     found = with_dynamo(f"""
 assert activate() is None
-with fault({owner}, raised={raised}):
+with fault({where}, raised={raised}):
     raised = attempt(dynamo_cyclefix.deactivate)
 deactivated = original_by_patch()
 active = dynamo_cyclefix.status().active

@@ -93,11 +93,13 @@ def imported(statement: str, **env: str) -> set[str]:
     return {line.rpartition("|")[2].strip() for line in stderr.splitlines()}
 
 
-@pytest.mark.parametrize("mode", ["on", "strict", "off", ""])
-def test_the_import_is_light(mode: str) -> None:
-    ours = imported("import dynamo_cyclefix", DYNAMO_CYCLEFIX=mode)
+@pytest.mark.parametrize("mode", [None, "on", "strict", "off", ""])
+def test_the_import_is_light(mode: str | None) -> None:
+    variables = {} if mode is None else {"DYNAMO_CYCLEFIX": mode}
+    ours = imported("import dynamo_cyclefix", **variables)
     theirs = imported("pass")
-    assert ours - theirs == {"dynamo_cyclefix"}
+    judging = {"dynamo_cyclefix._settings"} if variables else set()
+    assert ours - theirs == {"dynamo_cyclefix"} | judging
 
 
 def test_without_torch() -> None:
@@ -377,7 +379,7 @@ def test_an_unknown_value_is_a_warning_and_means_on() -> None:
     (line,) = log
     assert line[:2] == [
         "WARNING",
-        "DYNAMO_CYCLEFIX='maybe' is unknown, expected off, on or strict; it counts as on",
+        "DYNAMO_CYCLEFIX='maybe' is unknown, expected on, off or strict; it counts as on",
     ]
 
 
@@ -648,7 +650,7 @@ def test_a_fork_waits_for_us_before_it_locks_logging() -> None:
 import json, os, sys
 order = []
 os.register_at_fork = lambda **hooks: order.append(sys._getframe(1).f_globals["__name__"])
-import dynamo_cyclefix._finder
+import dynamo_cyclefix._patching.finder
 print(json.dumps(order))
 """).json
     assert "logging" in order
@@ -733,3 +735,61 @@ def test_a_module_that_is_executed_at_its_first_use() -> None:
     assert lazy == "_LazyModule"
     assert states == ["applied"]
     assert warnings == []
+
+
+# ---- closures made earlier -----------------------------------------------------------------------
+
+
+@needs_torch
+def test_closures_are_looked_for_once_for_all_patches() -> None:
+    """Each time is a walk over all objects, which stops the program."""
+    result = report("""
+        import torch, torch._dynamo, torch._inductor.compile_fx
+        walks = []
+        get_referrers = gc.get_referrers
+        gc.get_referrers = lambda *codes: walks.append(codes) or get_referrers(*codes)
+        import dynamo_cyclefix
+        on = len(walks)
+        dynamo_cyclefix.status()
+        again = len(walks) - on
+        dynamo_cyclefix.deactivate()
+        print(json.dumps([on, again, len(walks) - on - again]))
+    """)
+    assert result == [1, 0, 1]
+
+
+@needs_torch
+def test_closures_made_while_their_module_is_imported() -> None:
+    """Also those that no namespace leads to; all run the new code when the import is over."""
+    result = report("""
+        held = []
+        class Decorates:
+            def find_spec(self, name, path=None, target=None):
+                if name != "torch._dynamo.eval_frame":
+                    return None
+                from importlib.machinery import PathFinder
+                spec = PathFinder.find_spec(name, path, target)
+                execute = spec.loader.exec_module
+                def exec_module(module):
+                    execute(module)
+                    context = module._TorchDynamoContext.__new__(module.RunOnlyContext)
+                    module.RunOnlyContext.__init__(context)
+                    held.append(iter([context(lambda x: x)]))
+                spec.loader.exec_module = exec_module
+                return spec
+        import dynamo_cyclefix, torch
+        sys.meta_path.insert(1, Decorates())
+        walks = []
+        get_referrers = gc.get_referrers
+        gc.get_referrers = lambda *codes: walks.append(codes) or get_referrers(*codes)
+        import torch._dynamo
+        closure = next(held[0])
+        outer = sys.modules["torch._dynamo.eval_frame"]._TorchDynamoContext.__call__.__code__
+        def runs_its_code():
+            return closure.__code__ in [c for c in outer.co_consts if c is closure.__code__]
+        name = closure.__code__.co_name
+        affected = {t.function: t.state.value for p in dynamo_cyclefix.status().patches
+                    for t in p.targets}["_TorchDynamoContext.__call__.<locals>." + "compile_wrapper"]
+        print(json.dumps([name, runs_its_code(), affected, len(walks)]))
+    """)
+    print(result)

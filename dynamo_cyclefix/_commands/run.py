@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 
+from dynamo_cyclefix import _settings
 from dynamo_cyclefix._commands.sitecustomize_dir import directory
 
 
@@ -46,7 +47,7 @@ def _python(*arguments: str) -> list[str]:
 
 
 def _become(command: list[str]) -> None:
-    environment = {**os.environ, "DYNAMO_CYCLEFIX_WAY": "run"}
+    environment = {**os.environ, _settings.WAY: "run"}
     path = os.environ.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join([directory(), *([path] if path else [])])
     # Python ignores these two for itself; a program that is not Python expects the default.

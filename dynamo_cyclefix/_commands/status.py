@@ -14,13 +14,14 @@ from datetime import datetime, timezone
 from types import ModuleType
 
 import dynamo_cyclefix
-from dynamo_cyclefix import _rewriting
+from dynamo_cyclefix import _rewriting, _settings
 from dynamo_cyclefix._catalogue import gate as _gate
 from dynamo_cyclefix._catalogue import toml as _catalogue
 from dynamo_cyclefix._catalogue.model import Patch, Target
 from dynamo_cyclefix._errors import CatalogueError, PatchError, Refused
+from dynamo_cyclefix._locking import lock
 from dynamo_cyclefix._patching import patcher as _patcher
-from dynamo_cyclefix._patching.finder import TargetFinder, lock
+from dynamo_cyclefix._patching.finder import TargetFinder
 from dynamo_cyclefix._patching.patcher import HIDDEN, IN_PLACE, Patcher, State, source_of
 from dynamo_cyclefix._patching.replacement import decorators, live_function, overrides
 
@@ -156,8 +157,8 @@ def _of_target(patcher: Patcher, target: Target) -> tuple[State, str]:
         reasons = [reason, *overrides(module, target.function)]
         if state is not State.WRAPPED:  # where the wrapper around it is our own
             reasons += decorators(module, target.outermost)
-        hidden = (swap.missed for _, swap in patcher.swaps() if target in swap.targets)
-        reasons += [HIDDEN % missed for missed in hidden if missed]
+        swaps = (swap for _, swap in patcher.swaps() if target in swap.targets)
+        reasons += [HIDDEN for swap in swaps if swap.hidden]
         reason = "; ".join(filter(None, reasons))
     return state, reason
 
@@ -241,7 +242,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(dataclasses.asdict(found), indent=2))
     else:
         _print(found)
-    problem = found.error or ("" if found.active else "not active (DYNAMO_CYCLEFIX=off)")
+    problem = found.error or ("" if found.active else _settings.not_active())
     if not problem and all(patch.state is State.DISABLED for patch in found.patches):
         problem = "every patch is switched off (DYNAMO_CYCLEFIX_PATCHES)"
     for patch in found.patches:

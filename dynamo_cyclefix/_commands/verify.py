@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from dynamo_cyclefix import _settings
+
 # With a patch in one of these states, a scenario that needs it may go on pinning: what was refused
 # is a failure of its own.
 _OPEN = {"disabled", "not applied"}
@@ -148,11 +150,9 @@ def run_both(
     names: Sequence[str] = (), seen: Callable[[str], None] = lambda name: None
 ) -> tuple[Run, Run]:
     """Run scenarios with the patches off and on, side by side."""
-    modes = "off", "strict" if os.environ.get("DYNAMO_CYCLEFIX") == "strict" else "on"
+    modes = "off", "strict" if _settings.read().mode == "strict" else "on"
     with ThreadPoolExecutor(2) as pool:
-        off, on = pool.map(
-            lambda mode: run_scenarios({"DYNAMO_CYCLEFIX": mode}, names, seen), modes
-        )
+        off, on = pool.map(lambda mode: run_scenarios({_settings.MODE: mode}, names, seen), modes)
     return off, on
 
 

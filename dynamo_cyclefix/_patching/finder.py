@@ -6,64 +6,18 @@ Loaded before torch's first submodule is executed, and with it what does the wor
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
-from _thread import RLock
-from contextlib import suppress
-from functools import partial
-from operator import methodcaller
 from typing import TYPE_CHECKING
 
 from dynamo_cyclefix import Waiting, patching_loader
+from dynamo_cyclefix._locking import lock, log
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import ModuleType
 
     from dynamo_cyclefix._errors import PatchError
     from dynamo_cyclefix._patching.patcher import Patcher
-
-# What changes torch, or tells of it, does so one thread at a time.
-lock = RLock()
-
-
-def _after_fork_in_child() -> None:
-    try:
-        lock.release()
-    except RuntimeError:  # a thread that the child lacks has it
-        lock._at_fork_reinit()  # type: ignore[attr-defined]
-
-
-# A child must find neither the lock of a thread that it lacks nor half of a patch.  Registered
-# after what logging registers, since the last comes first, and to patch is to log.  No Python code
-# in the parent, which a signal could interrupt.
-if hasattr(os, "register_at_fork"):
-    # Patching takes less than these 5 seconds, unless a log handler is slow: then the fork goes on
-    # without the lock, and has none to release.  So each `next` releases, of these two, the lock if
-    # this thread has it, or else the view, which does nothing.
-    owned = iter(lock._is_owned, None)  # type: ignore[attr-defined]
-    to_release = map((memoryview(b""), lock).__getitem__, owned)
-    os.register_at_fork(
-        before=partial(lock.acquire, timeout=5),
-        after_in_parent=partial(next, map(methodcaller("release"), to_release)),
-        after_in_child=_after_fork_in_child,
-    )
-
-
-def say(level: str, message: str, *arguments: object) -> None:
-    """Log, whatever somebody's handler or filter raises: torch is being imported.
-
-    Args:
-        level: ``"info"`` or ``"warning"``.
-        message: a format.
-        *arguments: what is to be put into it.
-    """
-    try:
-        getattr(logging.getLogger("dynamo_cyclefix"), level)(message, *arguments, stacklevel=2)
-    except Exception as error:
-        with suppress(Exception):  # closed, say; `print` would take standard output
-            text = message % arguments
-            sys.stderr.write(f"dynamo-cyclefix: {text} (logging it raised {error!r})\n")
 
 
 def wake(waiting: Waiting) -> TargetFinder:
@@ -137,7 +91,7 @@ class TargetFinder(Waiting):
                     self._patcher.take_back()
                     self._patcher = None
             finally:
-                say("warning", "no patch is applied: %s", self.error)
+                log("warning", "no patch is applied: %s", self.error)
         if self.strict:
             raise self._strict_error() from error
 
@@ -148,8 +102,8 @@ class TargetFinder(Waiting):
             f"no patch can be applied ({self.error}); set DYNAMO_CYCLEFIX=on to go on without"
         )
 
-    def catch_up(self, executed: ModuleType | None = None) -> None:
-        """Patch a module that has just been executed, and all that were imported past this finder.
+    def catch_up(self, executed: Sequence[ModuleType] = ()) -> None:
+        """Patch modules that have just been executed, and all that were imported past this finder.
 
         Raises:
             PatchError: in strict mode, if an affected torch cannot be patched.
@@ -161,9 +115,7 @@ class TargetFinder(Waiting):
         eval_frame = sys.modules.get("torch._C._dynamo.eval_frame")
         callback = eval_frame and eval_frame.set_eval_frame(None)
         try:
-            if executed is not None:
-                patcher.patch_module(executed)
-            patcher.catch_up()
+            patcher.catch_up(executed)
             self._hide()
         except Exception as error:
             from dynamo_cyclefix._errors import PatchError

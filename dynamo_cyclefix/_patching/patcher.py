@@ -6,7 +6,8 @@ import enum
 import hashlib
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,9 +17,9 @@ from dynamo_cyclefix._catalogue import gate as _gate
 from dynamo_cyclefix._catalogue import toml as _catalogue
 from dynamo_cyclefix._catalogue.model import Catalogue, Patch, Target
 from dynamo_cyclefix._errors import PatchError, Refused, SourceMissing
+from dynamo_cyclefix._locking import lock, log
 from dynamo_cyclefix._patching import cache as _cache
-from dynamo_cyclefix._patching.finder import lock, say
-from dynamo_cyclefix._patching.replacement import Swap, live_function, module_namespace
+from dynamo_cyclefix._patching.replacement import Swap, exchange, live_function, module_namespace
 
 if TYPE_CHECKING:
     from dynamo_cyclefix._patching.wrapper import Wrap
@@ -39,7 +40,7 @@ class State(str, enum.Enum):
 
 IN_PLACE = (State.APPLIED, State.UNSEEN, State.WRAPPED)
 
-HIDDEN = "gc.freeze() may hide up to %d closures, which run torch's own code"
+HIDDEN = "gc.freeze() may hide closures, which run torch's own code then"
 
 Change: TypeAlias = "Swap | Wrap"
 
@@ -65,7 +66,7 @@ def _select(catalogue: Catalogue, patches: str) -> frozenset[str]:
         if name.removeprefix("-") in catalogue.patches:
             names.append(name)
         else:
-            say(
+            log(
                 "warning",
                 "DYNAMO_CYCLEFIX_PATCHES: unknown patch %r is ignored, expected some of %s",
                 name,
@@ -109,14 +110,51 @@ class Patcher:
         self._failures: dict[str, str] = {}
         self._retired = False
 
-    def catch_up(self) -> None:
-        """Patch the target modules that were imported past the finder.
+    def catch_up(self, executed: Sequence[ModuleType] = ()) -> None:
+        """Apply every patch that has targets in modules that are there, and not patched yet.
+
+        All of them or none, whatever interrupts; a patch that is refused concerns no other.
+
+        Args:
+            executed: modules that have just been executed; with them, those that were imported
+                past the finder.
 
         Raises:
-            PatchError: in strict mode, see :meth:`patch_module`.
+            PatchError: in strict mode, if a patch for an affected function could not be applied.
         """
-        for module in self.overdue():
-            self.patch_module(module)
+        with lock:
+            if self._retired:
+                return
+            modules = [*executed, *self.overdue()]
+            names = {module.__name__ for module in modules}
+            before, states = self.swaps(), dict(self.states)
+            try:
+                for module in modules:
+                    for patch in self.catalogue.patches.values():
+                        targets = [t for t in patch.targets if t.module == module.__name__]
+                        if targets and patch.id in self.enabled:
+                            self._patch(patch, targets, module)
+                self._exchange([swap for swap in self.swaps() if swap not in before])
+            except BaseException:
+                self.states = states
+                self._take_back([swap for swap in self.swaps() if swap not in before])
+                raise
+            # Only now: what a signal interrupts here is caught up with later.
+            self.waiting -= names
+            for patch_id, name in dict.fromkeys(
+                (patch_id, swap.targets[0].module)
+                for patch_id, swap in self.swaps()
+                if (patch_id, swap) not in before
+            ):
+                text = "patch %s applied to %s of torch %s"
+                log("info", text, patch_id, name, torch_version())
+        # What has failed may be in a module that stays imported when the import of another fails.
+        if self.strict and self._failures and names & self.modules:
+            failed = "; ".join(f"{patch}: {reason}" for patch, reason in self._failures.items())
+            raise PatchError(
+                f"torch {torch_version()} is affected and could not be patched"
+                f" ({failed}); set DYNAMO_CYCLEFIX=on to go on without"
+            )
 
     def overdue(self) -> list[ModuleType]:
         """The target modules that were executed and are not patched.
@@ -135,47 +173,22 @@ class Patcher:
                     found.append(module)
         return found
 
-    def patch_module(self, module: ModuleType) -> None:
-        """Apply every patch that has targets in a module that has just been executed.
-
-        Raises:
-            PatchError: in strict mode, if a patch for an affected function could not be applied.
-        """
-        failed: list[str] = []
-        with lock:
-            if self._retired:
-                return
-            for patch in self.catalogue.patches.values():
-                targets = [t for t in patch.targets if t.module == module.__name__]
-                if targets and patch.id in self.enabled:
-                    self._patch(patch, targets, module)
-                    if patch.id in self._failures:
-                        failed.append(f"{patch.id}: {self._failures[patch.id]}")
-            # Only now: what a signal interrupts here is caught up with later.
-            self.waiting.discard(module.__name__)
-        if failed and self.strict:
-            raise PatchError(
-                f"torch {torch_version()} is affected and could not be patched"
-                f" ({'; '.join(failed)}); set DYNAMO_CYCLEFIX=on to go on without"
-            )
-
     def _patch(self, patch: Patch, targets: Sequence[Target], module: ModuleType) -> None:
         try:
             if patch.id in self._failures:
                 raise Refused(self._failures[patch.id])
             swaps, states = self._prepare(targets, module)
-            self._put(patch, swaps, states)
+            # Noted first: what is half done when a signal comes is taken back with the rest.
+            self._swaps[patch.id] += swaps
+            for swap in swaps:
+                swap.put()
+            self.states.update(states)
         except Refused as error:
             self._fail(patch, targets, str(error))
             return
         except RecursionError as error:  # nested deeper than we can follow
             self._fail(patch, targets, f"RecursionError: {error}")
             return
-        if any(state in IN_PLACE for state, _ in states.values()):
-            text = "patch %s applied to %s of torch %s"
-            say("info", text, patch.id, module.__name__, torch_version())
-        if missed := sum(swap.missed for swap in swaps):
-            say("warning", f"patch %s: {HIDDEN}", patch.id, missed)
 
     def _prepare(
         self, targets: Sequence[Target], module: ModuleType
@@ -229,31 +242,23 @@ class Patcher:
         known = self.catalogue.sources.get(f"{target.module}:{target.outermost}", {})
         return source_hash(block) in known
 
-    def _put(
-        self,
-        patch: Patch,
-        swaps: Sequence[Change],
-        states: Mapping[Target, tuple[State, str]],
-    ) -> None:
-        """All of them or none, whatever interrupts."""
-        # Noted first: what is half done when a signal comes is taken back with the rest.
-        self._swaps[patch.id] += swaps
-        try:
-            for swap in swaps:
-                swap.put()
-            self.states.update(states)
-        except BaseException:
-            for target in states:
-                self.states.pop(target, None)
-            self._take_back([(patch.id, swap) for swap in swaps])
-            raise
+    def _exchange(self, changes: Sequence[tuple[str, Change]]) -> None:
+        """Have the closures that were made earlier run the replacements too."""
+        swaps = [swap for _, swap in changes if swap.nested]
+        hidden = exchange(
+            [pair for swap in swaps for pair in swap.nested], [swap.function for swap in swaps]
+        )
+        for swap in swaps:
+            swap.hidden = any(swap.function is function for function in hidden)
+        for patch in sorted({patch for patch, swap in changes if swap.hidden}):
+            log("warning", f"patch %s: {HIDDEN}", patch)
 
     def _fail(self, patch: Patch, targets: Sequence[Target], reason: str) -> None:
         self._take_back([(patch.id, swap) for swap in self._swaps[patch.id]])
         if patch.id not in self._failures:
             self._failures[patch.id] = reason
             text = "patch %s not applied to torch %s: %s"
-            say("warning", text, patch.id, torch_version(), reason)
+            log("warning", text, patch.id, torch_version(), reason)
         for target in patch.targets:
             if target in targets or target in self.states:
                 self.states[target] = State.REFUSED, reason
@@ -262,20 +267,30 @@ class Patcher:
         """All of them, whatever interrupts; then raise what did."""
         interrupt: BaseException | None = None
         failure: Exception | None = None
-        for patch_id, swap in swaps:
+        pairs = [(new, old) for _, swap in swaps for old, new in swap.nested]
+        steps: list[tuple[Change | None, Callable[[], object]]] = [
+            *((swap, swap.take_back) for _, swap in swaps),
+            # Last: by then no function makes new closures of the rewritten code.
+            (None, partial(exchange, pairs)),
+        ]
+        kept = set()
+        for what, step in steps:
             attempts = 0
-            while swap in self._swaps[patch_id]:
+            while attempts < 2:
                 try:
-                    swap.take_back()
-                    self._swaps[patch_id].remove(swap)
+                    step()
+                    break
                 except Exception as error:
                     # Memory may be short for a moment; beyond that, go on with the others.
                     attempts += 1
                     if attempts == 2:
                         failure = error
-                        break
+                        kept.add(what)
                 except BaseException as error:  # a signal's: once
                     interrupt = error
+        for patch_id, swap in swaps:
+            if swap not in kept and not (None in kept and swap.nested):
+                self._swaps[patch_id].remove(swap)
         try:
             if raised := interrupt or failure:
                 raise raised

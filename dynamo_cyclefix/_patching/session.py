@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING
 
+from dynamo_cyclefix import _settings
 from dynamo_cyclefix._errors import CatalogueError, PatchError
-from dynamo_cyclefix._patching.finder import TargetFinder, lock, retire_others, say, wake
+from dynamo_cyclefix._locking import lock, log
+from dynamo_cyclefix._patching.finder import TargetFinder, retire_others, wake
 
 if TYPE_CHECKING:
     from dynamo_cyclefix._commands.status import Status
@@ -43,19 +44,17 @@ def activate(
     """
     import dynamo_cyclefix  # by its name: the package may have been imported anew
 
-    mode = _mode()
-    if mode == "off":
-        say("info", "not activated: DYNAMO_CYCLEFIX=off")
+    settings = _settings.read()
+    if settings.mode == "off":
+        log("info", "not activated: DYNAMO_CYCLEFIX=off")
         return
     with lock:
         deactivate()
         finder = dynamo_cyclefix.Waiting(
             way,
-            mode == "strict" if strict is None else strict,
-            os.environ.get("DYNAMO_CYCLEFIX_PATCHES", "") if patches is None else patches,
-            os.environ.get("DYNAMO_CYCLEFIX_UNSEEN") == "accept"
-            if accept_unseen is None
-            else accept_unseen,
+            settings.mode == "strict" if strict is None else strict,
+            settings.patches if patches is None else patches,
+            settings.accept_unseen if accept_unseen is None else accept_unseen,
         )
         dynamo_cyclefix._active = finder
         sys.meta_path.insert(0, finder)
@@ -106,12 +105,3 @@ def patcher() -> Patcher | None:
 
     active = dynamo_cyclefix._active
     return wake(active).patcher() if active else None
-
-
-def _mode() -> str:
-    mode = os.environ.get("DYNAMO_CYCLEFIX", "").strip().lower() or "on"
-    if mode in ("off", "on", "strict"):
-        return mode
-    text = "DYNAMO_CYCLEFIX=%r is unknown, expected off, on or strict; it counts as on"
-    say("warning", text, mode)
-    return "on"

@@ -37,7 +37,9 @@ class Wrap:
     def __init__(self, module: ModuleType, function: FunctionType, targets: Sequence[Target]):
         self.targets = targets
         self.function = function
-        self.missed = 0
+        # There are no closures to look for.
+        self.nested = ()
+        self.hidden = False
         for target in targets:
             _check(function.__code__, target)
         self._wrapper = wrapt.FunctionWrapper(function, _clearing(function.__code__))
