@@ -309,7 +309,8 @@ def _replacement(
 ) -> Replacement:
     nested = []
     for target in group:
-        if target.function != outermost:
+        # Methods of a class that each call makes belong together: those of earlier calls stay.
+        if target.function != outermost and not _rewriting.is_method(outermost, target.function):
             old = _rewriting.nested(function.__code__, outermost, target.function)
             new = _rewriting.nested(rewritten.replacement, outermost, target.function)
             if old.co_freevars != new.co_freevars:

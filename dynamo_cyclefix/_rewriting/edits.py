@@ -328,8 +328,11 @@ def _check_use(scope: Scope, inner: Scope, taker: str) -> None:
     """Check that a nested function is only called there, or handed to a call of ``taker``."""
     called: set[ast.AST] = set()
     for call in (n for n in ast.walk(scope.node) if isinstance(n, ast.Call)):
-        if isinstance(call.func, ast.Name) and call.func.id == inner.name:
-            called.add(call.func)
+        function = call.func
+        if isinstance(function, ast.Attribute) and isinstance(inner.node, ast.ClassDef):
+            function = function.value  # a method of the class
+        if isinstance(function, ast.Name) and function.id == inner.name:
+            called.add(function)
         if taker != inner.name and f".{ast.unparse(call.func)}".endswith(f".{taker}"):
             for argument in (*call.args, *call.keywords):
                 called.update(ast.walk(argument))
