@@ -91,10 +91,10 @@ def closure_calls_itself() -> object:
     """A compiled function makes a nested function that calls itself."""
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        def power(n: int) -> torch.Tensor:
-            return x if n == 0 else power(n - 1) * x
+        def power(x: torch.Tensor, n: int) -> torch.Tensor:
+            return x if n == 0 else power(x, n - 1) * x
 
-        return power(3)
+        return power(x, 3)
 
     return calls(compiled(run))
 
@@ -163,7 +163,7 @@ def object_attribute_is_deleted() -> object:
         local.extra = x + 1
         y = local.extra * 2
         del local.extra
-        return y  # type: ignore[no-any-return]
+        return y
 
     run_compiled = compiled(run)
     return calls(lambda x: run_compiled(x, watch(object=Local())))

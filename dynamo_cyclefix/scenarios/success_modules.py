@@ -139,6 +139,8 @@ def module_updates_a_buffer() -> object:
     """A module assigns a new tensor to a buffer."""
 
     class Averaging(torch.nn.Module):
+        mean: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("mean", torch.zeros(2))
@@ -168,7 +170,7 @@ def module_cache_of_keys() -> object:
 
         def update(self, x: torch.Tensor) -> torch.Tensor:
             self.keys = x if self.keys is None else torch.cat((self.keys, x))
-            return self.keys  # type: ignore[no-any-return]
+            return self.keys
 
     cache = watch(object=Cache())
     run = compiled(lambda x, cache: cache.update(x).sum(0))
