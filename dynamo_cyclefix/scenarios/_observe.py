@@ -29,7 +29,7 @@ _RUN_DEPENDENT = (
     # In guards: `G['___unnamed_scope_1399..._c234']`, `___check_type_id(L['x'], 94231...)`,
     # `___dict_version(...) == 8123`.
     (re.compile(r"(?<=_scope_)[0-9]{7,}"), "<id>"),
-    (re.compile(r"_c[0-9]+(?=[\\]'\"])"), "_cN"),
+    (re.compile(r"""_c[0-9]+(?=['"\]])"""), "_cN"),
     (re.compile(r"(?<=, )[0-9]{7,}(?=\))"), "<id>"),
     (re.compile(r"(?<=_version\()(.*\) == )[0-9]+"), r"\1<version>"),
 )

@@ -91,10 +91,10 @@ def closure_calls_itself() -> object:
     """A compiled function makes a nested function that calls itself."""
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        def power(n: int) -> torch.Tensor:
-            return x if n == 0 else power(n - 1) * x
+        def power(x: torch.Tensor, n: int) -> torch.Tensor:
+            return x if n == 0 else power(x, n - 1) * x
 
-        return power(3)
+        return power(x, 3)
 
     return calls(compiled(run))
 

@@ -139,6 +139,8 @@ def module_updates_a_buffer() -> object:
     """A module assigns a new tensor to a buffer."""
 
     class Averaging(torch.nn.Module):
+        mean: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("mean", torch.zeros(2))
