@@ -650,11 +650,11 @@ def test_a_fork_waits_for_us_before_it_locks_logging() -> None:
 import json, os, sys
 order = []
 os.register_at_fork = lambda **hooks: order.append(sys._getframe(1).f_globals["__name__"])
-import dynamo_cyclefix._patching.activation
+import dynamo_cyclefix._locking
 print(json.dumps(order))
 """).json
     assert "logging" in order
-    assert order[-1] == "dynamo_cyclefix._patching.activation"
+    assert order[-1] == "dynamo_cyclefix._locking"
 
 
 def test_a_fork_that_cannot_wait_any_longer() -> None:
