@@ -280,7 +280,8 @@ class Insert(NamedTuple):
     Attributes:
         statement: what is inserted.
         before: the statement before which it goes, which occurs exactly once; or empty.
-        after: the statement after which it goes; or empty.
+        after: the statement after which it goes; or empty.  Without either, the function begins
+            with it.
     """
 
     statement: str
@@ -303,8 +304,14 @@ class Insert(NamedTuple):
         return ()
 
     def apply(self, scope: Scope) -> bool:
-        anchor, block = _anchor(scope, self.before or self.after)
+        if self.before or self.after:
+            anchor, block = _anchor(scope, self.before or self.after)
+        else:
+            _, body = _head_and_body(scope)
+            anchor, block = body[0], scope.node.body
         place = block.index(anchor)
+        if not self.before and not self.after and ast.dump(anchor) == _dumped(self.statement):
+            return False
         neighbours = block[:place][-1:] if self.before else block[place + 1 :][:1]
         if any(ast.dump(found) == _dumped(self.statement) for found in neighbours):
             return False
