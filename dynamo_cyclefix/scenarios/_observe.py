@@ -26,7 +26,8 @@ _RUN_DEPENDENT = (
     (re.compile(r"_[0-9a-f]{8}(?:_[0-9a-f]{4}){3}_[0-9a-f]{12}"), "_<uuid>"),
     (re.compile(r"\btmp[a-z0-9_]{8}\b"), "<tmp>"),
     (re.compile(r"\brun_[0-9_]+-pid_[0-9]+\b"), "run_<time>"),
-    # In guards: `G['___unnamed_scope_1399..._c234']`, `___check_type_id(L['x'], 94231...)`, `___dict_version(...) == 8123`.
+    # In guards: `G['___unnamed_scope_1399..._c234']`, `___check_type_id(L['x'], 94231...)`,
+    # `___dict_version(...) == 8123`.
     (re.compile(r"(?<=_scope_)[0-9]{7,}"), "<id>"),
     (re.compile(r"""_c[0-9]+(?=['"\]])"""), "_cN"),
     (re.compile(r"(?<=, )[0-9]{7,}(?=\))"), "<id>"),
