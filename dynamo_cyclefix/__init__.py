@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dynamo_cyclefix._errors import CatalogueError, PatchError
+    from dynamo_cyclefix._patching.activation import Activation
     from dynamo_cyclefix._patching.session import activate, deactivate, status
 
 __all__ = ["CatalogueError", "PatchError", "activate", "deactivate", "status"]
 __version__ = "0.1.0"
 
 
-class Waiting:
-    """The meta-path finder; once a submodule of torch is imported, it becomes a ``TargetFinder``.
+class Finder:
+    """The meta-path finder.
 
-    Finds nothing by itself: gives the spec that the other finders find a patching loader.
+    Finds nothing by itself: gives the spec that the other finders find a patching loader.  It waits
+    until a submodule of torch is executed, and gets the :class:`Activation` that patches only then.
     """
 
     def __init__(self, activated_by: str, strict: bool, patches: str, accept_unseen: bool) -> None:
@@ -35,6 +37,7 @@ class Waiting:
         self.patches = patches
         self.accept_unseen = accept_unseen
         self.error = ""
+        self.activation: Activation | None = None
         self._asked: set[tuple[str, int]] = set()
         # Of each thread: the modules that it has executed inside of another one's import.
         self.inner = sys.modules["_thread"]._local()
@@ -62,7 +65,7 @@ class Waiting:
 
     def wants(self, name: str) -> bool:
         """Whether something is to be done when this submodule of torch is imported."""
-        return not self.error
+        return not self.error if self.activation is None else self.activation.wants(name)
 
     def _ask_others(
         self, name: str, path: "Sequence[str] | None", target: "ModuleType | None"
@@ -77,16 +80,20 @@ class Waiting:
                 return spec
         return None
 
-    def wake(self) -> None:
-        """Before a module is executed: load what patches."""
+    def prepare(self) -> None:
+        """Before a module is executed: load what patches.
+
+        Raises:
+            PatchError: in strict mode, if no patch can be applied.
+        """
         try:
             import dynamo_cyclefix
 
-            if dynamo_cyclefix._active is not self:
+            if self.activation is None and dynamo_cyclefix._active is not self:
                 return  # deactivated, or the package was imported anew: then that one patches
-            from dynamo_cyclefix._patching.finder import wake
+            from dynamo_cyclefix._patching.activation import begin
 
-            wake(self)
+            activation = begin(self)
         except Exception as error:
             self.error = f"the installation is damaged: {type(error).__name__}: {error}"
             import contextlib
@@ -102,13 +109,15 @@ class Waiting:
 
                 raise PatchError(self.error) from error
         else:
-            self.wake()  # what it is now
+            activation.patcher()
 
     def catch_up(self, executed: "Sequence[ModuleType]" = ()) -> None:
         """After modules were executed: patch them."""
+        if self.activation is not None:
+            self.activation.catch_up(executed)
 
 
-def patching_loader(loader: "Any", finder: Waiting) -> "Any":
+def patching_loader(loader: "Any", finder: Finder) -> "Any":
     """A loader that executes a module with its own loader, then has it patched."""
 
     # Made here: most interpreters never need it.
@@ -121,7 +130,7 @@ def patching_loader(loader: "Any", finder: Waiting) -> "Any":
             if module.__spec__ is not None:
                 module.__spec__.loader = loader
             module.__loader__ = loader
-            finder.wake()
+            finder.prepare()
             # What one import brings in is patched at its end, together: to find the closures that
             # exist by then takes a walk over all objects.
             inner = finder.inner
@@ -143,7 +152,7 @@ def patching_loader(loader: "Any", finder: Waiting) -> "Any":
     return PatchingLoader()
 
 
-_active: "Waiting | None" = None
+_active: "Finder | None" = None
 
 
 def _activated_by() -> str:
@@ -186,7 +195,7 @@ def _start() -> None:
         start(_activated_by())
     elif mode != "off":
         # What `activate` comes to where there is nothing else to do than to wait.
-        _active = Waiting(_activated_by(), mode == "strict", patches, accept_unseen)
+        _active = Finder(_activated_by(), mode == "strict", patches, accept_unseen)
         sys.meta_path.insert(0, _active)
     if report:
         from dynamo_cyclefix import _report  # noqa: F401 - it writes when the process exits

@@ -506,7 +506,7 @@ def test_torch_survives_a_damaged_package_and_says_so(
         venv.cli("autostart", "enable")
     else:
         env["PYTHONPATH"] = venv.cli("sitecustomize-dir").stdout.strip()
-    finder = venv.site / "dynamo_cyclefix" / "_patching" / "finder.py"
+    finder = venv.site / "dynamo_cyclefix" / "_patching" / "activation.py"
     if damage == "missing":
         finder.unlink()
     else:
@@ -686,7 +686,7 @@ def test_two_copies_on_the_path(venv: Venv, wheel: Path, tmp_path: Path) -> None
     import probe
     mixed = probe.released()
     import dynamo_cyclefix
-    finders = [f for f in sys.meta_path if type(f).__name__ == "TargetFinder"]
+    finders = [f for f in sys.meta_path if type(f).__name__ == "Finder"]
     print(json.dumps([first, mixed, dynamo_cyclefix.__file__, len(finders), probe.told()]))
     """
     path = os.pathsep.join([directory, str(venv.programs)])

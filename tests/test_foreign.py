@@ -389,7 +389,7 @@ seen = {{name: dataclasses.asdict(scenarios.observe(every[name])) for name in {n
 value = torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist()
 (patch,) = (p for p in dynamo_cyclefix.status().patches if p.id == "observed-exceptions")
 active = dynamo_cyclefix._active
-swapped = [patch_id for patch_id, _ in active.patcher().swaps()] if active else []
+replaced = [patch_id for patch_id, _ in active.activation.patcher().changes()] if active else []
 strict = ""
 logging.disable(logging.WARNING)
 try:
@@ -402,7 +402,7 @@ print(json.dumps({{
     "value": value,
     "state": patch.state,
     "reason": patch.reason,
-    "swapped": patch.id in swapped,
+    "replaced": patch.id in replaced,
     "strict": strict,
 }}))
 """
@@ -432,7 +432,7 @@ def test_foreign_build(name, tmp_path):
             assert side["seen"][scenario]["pinned"] is pinned
             assert side["seen"][scenario]["freed"]
     # Left means left: nothing of ours is in it, which is said once, and refused in strict mode.
-    assert on["swapped"] is (build.state not in (State.FIXED, State.REFUSED) or bool(build.after))
+    assert on["replaced"] is (build.state not in (State.FIXED, State.REFUSED) or bool(build.after))
     assert warnings == (build.state == State.REFUSED and not build.after)
     assert bool(on["strict"]) is build.strict
 

@@ -353,7 +353,7 @@ def test_off() -> None:
     )
     *states, first_finder, log = result
     assert states == [True, "disabled", True, "disabled", True]
-    assert first_finder != "TargetFinder"
+    assert first_finder != "Finder"
     assert log == ["not activated: DYNAMO_CYCLEFIX=off"]
 
 
@@ -650,11 +650,11 @@ def test_a_fork_waits_for_us_before_it_locks_logging() -> None:
 import json, os, sys
 order = []
 os.register_at_fork = lambda **hooks: order.append(sys._getframe(1).f_globals["__name__"])
-import dynamo_cyclefix._patching.finder
+import dynamo_cyclefix._locking
 print(json.dumps(order))
 """).json
     assert "logging" in order
-    assert order[-1] == "dynamo_cyclefix._patching.finder"
+    assert order[-1] == "dynamo_cyclefix._locking"
 
 
 def test_a_fork_that_cannot_wait_any_longer() -> None:
@@ -667,7 +667,7 @@ def test_a_fork_that_cannot_wait_any_longer() -> None:
         def impatient(*, before, **others):
             register(before=functools.partial(before.func, timeout=0.1), **others)
         os.register_at_fork = impatient
-        from dynamo_cyclefix._patching.finder import lock
+        from dynamo_cyclefix._patching.activation import lock
         os.register_at_fork = register
         import dynamo_cyclefix
 
@@ -760,36 +760,37 @@ def test_closures_are_looked_for_once_for_all_patches() -> None:
 
 @needs_torch
 def test_closures_made_while_their_module_is_imported() -> None:
-    """Also those that no namespace leads to; all run the new code when the import is over."""
-    result = report("""
+    """Also one that no namespace leads to: all run the new code when the import is over."""
+    applied, walks, new = report("""
         held = []
-        class Decorates:
+        class Tool:
             def find_spec(self, name, path=None, target=None):
-                if name != "torch._dynamo.eval_frame":
+                if name != TARGET:
                     return None
                 from importlib.machinery import PathFinder
                 spec = PathFinder.find_spec(name, path, target)
                 execute = spec.loader.exec_module
                 def exec_module(module):
                     execute(module)
-                    context = module._TorchDynamoContext.__new__(module.RunOnlyContext)
-                    module.RunOnlyContext.__init__(context)
-                    held.append(iter([context(lambda x: x)]))
+                    cells = module.generic_jump(lambda value: True, False).__closure__
+                    held.append(iter([cell.cell_contents for cell in cells]))
                 spec.loader.exec_module = exec_module
                 return spec
         import dynamo_cyclefix, torch
-        sys.meta_path.insert(1, Decorates())
+        sys.meta_path.insert(1, Tool())
         walks = []
         get_referrers = gc.get_referrers
         gc.get_referrers = lambda *codes: walks.append(codes) or get_referrers(*codes)
         import torch._dynamo
-        closure = next(held[0])
-        outer = sys.modules["torch._dynamo.eval_frame"]._TorchDynamoContext.__call__.__code__
-        def runs_its_code():
-            return closure.__code__ in [c for c in outer.co_consts if c is closure.__code__]
-        name = closure.__code__.co_name
-        affected = {t.function: t.state.value for p in dynamo_cyclefix.status().patches
-                    for t in p.targets}["_TorchDynamoContext.__call__.<locals>." + "compile_wrapper"]
-        print(json.dumps([name, runs_its_code(), affected, len(walks)]))
+        targets = [t for p in dynamo_cyclefix.status().patches for t in p.targets]
+        applied = any(t.function.startswith("generic_jump.") and t.state.value.startswith("applied")
+                      for t in targets)
+        closures = [c for c in held[0] if getattr(c, "__name__", "") == "jump_graph_break"]
+        outer = sys.modules[TARGET].generic_jump.__code__
+        new = [any(c.__code__ is constant for constant in outer.co_consts) for c in closures]
+        print(json.dumps([applied, len(walks), new]))
     """)
-    print(result)
+    if applied:
+        assert new == [True]
+    # What one import brings in is looked for once, at its end.
+    assert walks <= 2

@@ -11,6 +11,7 @@ from conftest import run_child
 import dynamo_cyclefix
 from dynamo_cyclefix import _settings
 from dynamo_cyclefix._commands import status, verify
+from dynamo_cyclefix._errors import CommandError
 
 # Written in another way, and meaning the same.
 SPELLINGS = {
@@ -70,7 +71,7 @@ PLACES = """
     ("said", "mode"), [(s, m) for s, m in MODES if s not in ("maybe", "stric")]
 )
 def test_every_place_hears_the_same_mode(
-    said: str, mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    said: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unseen = {"DYNAMO_CYCLEFIX_UNSEEN": "ACCEPT ", "DYNAMO_CYCLEFIX_REPORT": " 1"}
     finished = run_child(PLACES, DYNAMO_CYCLEFIX=said, **unseen)
@@ -88,8 +89,8 @@ def test_every_place_hears_the_same_mode(
 
     monkeypatch.setattr(dynamo_cyclefix, "_active", None)
     monkeypatch.setattr(status, "load_torch", lambda: None)
-    status.run(argparse.Namespace(require=None, json=True))
-    assert f"not active (DYNAMO_CYCLEFIX={mode})" in capsys.readouterr().err
+    with pytest.raises(CommandError, match=rf"^not active \(DYNAMO_CYCLEFIX={mode}\)$"):
+        status.run(argparse.Namespace(require=None, json=True))
 
 
 WARNINGS = """

@@ -324,15 +324,18 @@ def _rich_table(lines: Sequence[Sequence[str]]) -> str:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in zip(*lines, strict=True):
-        longest = max(len(word) for cell in column for word in cell.split())
-        table.add_column(column[0], overflow="fold", min_width=longest)
-    for line in lines[1:]:
-        table.add_row(*map(Text, line))  # no markup: these are not our words
     console = Console()
     if not console.is_terminal:
         console.width = 10_000  # a pipe or file has none to fit into
+    columns = list(zip(*lines, strict=True))
+    longest = [max(len(word) for cell in column for word in cell.split()) for column in columns]
+    # Words stay whole where they all fit; where they do not, rich would leave columns out.
+    fits = sum(longest) + 3 * len(columns) <= console.width
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name, width in zip(lines[0], longest, strict=True):
+        table.add_column(name, overflow="fold", min_width=width if fits else None)
+    for line in lines[1:]:
+        table.add_row(*map(Text, line))  # no markup: these are not our words
     # Not printed by rich, which ends the process where the reader has gone.
     with console.capture() as captured:
         console.print(table)

@@ -18,7 +18,8 @@ from dynamo_cyclefix._catalogue.model import Catalogue, Patch, Target
 from dynamo_cyclefix._errors import PatchError, Refused, SourceMissing
 from dynamo_cyclefix._locking import lock, log
 from dynamo_cyclefix._patching import cache as _cache
-from dynamo_cyclefix._patching.replacement import Swap, exchange, live_function, module_namespace
+from dynamo_cyclefix._patching.functions import live_function, module_namespace
+from dynamo_cyclefix._patching.replacement import Replacement, exchange
 from dynamo_cyclefix._patching.state import State
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 HIDDEN = "gc.freeze() may hide closures, which run torch's own code then"
 
-Change: TypeAlias = "Swap | Wrap"
+Change: TypeAlias = "Replacement | Wrap"
 
 
 def make(strict: bool, patches: str, accept_unseen: bool) -> Patcher:
@@ -90,7 +91,7 @@ class Patcher:
         self._accept_unseen = accept_unseen
         self.enabled = frozenset(enabled)
         self.waiting = set(self.modules)
-        self._swaps: dict[str, list[Change]] = defaultdict(list)
+        self._changes: dict[str, list[Change]] = defaultdict(list)
         self.states: dict[Target, tuple[State, str]] = {}
         self._failures: dict[str, str] = {}
         self._retired = False
@@ -112,24 +113,24 @@ class Patcher:
                 return
             modules = [*executed, *self.overdue()]
             names = {module.__name__ for module in modules}
-            before, states = self.swaps(), dict(self.states)
+            before, states = self.changes(), dict(self.states)
             try:
                 for module in modules:
                     for patch in self.catalogue.patches.values():
                         targets = [t for t in patch.targets if t.module == module.__name__]
                         if targets and patch.id in self.enabled:
                             self._patch(patch, targets, module)
-                self._exchange([swap for swap in self.swaps() if swap not in before])
+                self._exchange([change for change in self.changes() if change not in before])
             except BaseException:
                 self.states = states
-                self._take_back([swap for swap in self.swaps() if swap not in before])
+                self._restore([change for change in self.changes() if change not in before])
                 raise
             # Only now: what a signal interrupts here is caught up with later.
             self.waiting -= names
             for patch_id, name in dict.fromkeys(
-                (patch_id, swap.targets[0].module)
-                for patch_id, swap in self.swaps()
-                if (patch_id, swap) not in before
+                (patch_id, change.targets[0].module)
+                for patch_id, change in self.changes()
+                if (patch_id, change) not in before
             ):
                 text = "patch %s applied to %s of torch %s"
                 log("info", text, patch_id, name, torch_version())
@@ -162,11 +163,11 @@ class Patcher:
         try:
             if patch.id in self._failures:
                 raise Refused(self._failures[patch.id])
-            swaps, states = self._prepare(targets, module)
+            changes, states = self._prepare(targets, module)
             # Noted first: what is half done when a signal comes is taken back with the rest.
-            self._swaps[patch.id] += swaps
-            for swap in swaps:
-                swap.put()
+            self._changes[patch.id] += changes
+            for change in changes:
+                change.install()
             self.states.update(states)
         except Refused as error:
             self._fail(patch, targets, str(error))
@@ -187,7 +188,7 @@ class Patcher:
                 groups[target.outermost].append(target)
             else:
                 states[target] = State.UNAFFECTED, f"torch {version} is not in {target.affected}"
-        swaps: list[Change] = []
+        changes: list[Change] = []
         cache: _cache.Cache | None = None
         for outermost, group in groups.items():
             function = live_function(module, outermost)
@@ -202,7 +203,7 @@ class Patcher:
                 if _wrapper.is_fixed(function.__code__, group):
                     states |= dict.fromkeys(group, (State.FIXED, "the code deletes the exception"))
                 else:
-                    swaps.append(_wrapper.Wrap(module, function, group))
+                    changes.append(_wrapper.Wrap(module, function, group))
                     states |= dict.fromkeys(group, (State.WRAPPED, str(error)))
                 continue
             rewritten = cache.rewrite(function.__code__, outermost, group)
@@ -218,10 +219,10 @@ class Patcher:
                         " DYNAMO_CYCLEFIX_UNSEEN=accept accepts it"
                     )
             states |= dict.fromkeys(group, state)
-            swaps.append(_swap(function, rewritten, outermost, group))
+            changes.append(_replacement(function, rewritten, outermost, group))
         if cache is not None:
             cache.save()
-        return swaps, states
+        return changes, states
 
     def _is_known(self, block: str, target: Target) -> bool:
         known = self.catalogue.sources.get(f"{target.module}:{target.outermost}", {})
@@ -229,17 +230,18 @@ class Patcher:
 
     def _exchange(self, changes: Sequence[tuple[str, Change]]) -> None:
         """Have the closures that were made earlier run the replacements too."""
-        swaps = [swap for _, swap in changes if swap.nested]
+        nesting = [change for _, change in changes if change.nested]
         hidden = exchange(
-            [pair for swap in swaps for pair in swap.nested], [swap.function for swap in swaps]
+            [pair for change in nesting for pair in change.nested],
+            [change.function for change in nesting],
         )
-        for swap in swaps:
-            swap.hidden = any(swap.function is function for function in hidden)
-        for patch in sorted({patch for patch, swap in changes if swap.hidden}):
+        for change in nesting:
+            change.hidden = any(change.function is function for function in hidden)
+        for patch in sorted({patch for patch, change in changes if change.hidden}):
             log("warning", f"patch %s: {HIDDEN}", patch)
 
     def _fail(self, patch: Patch, targets: Sequence[Target], reason: str) -> None:
-        self._take_back([(patch.id, swap) for swap in self._swaps[patch.id]])
+        self._restore([(patch.id, change) for change in self._changes[patch.id]])
         if patch.id not in self._failures:
             self._failures[patch.id] = reason
             text = "patch %s not applied to torch %s: %s"
@@ -248,13 +250,13 @@ class Patcher:
             if target in targets or target in self.states:
                 self.states[target] = State.REFUSED, reason
 
-    def _take_back(self, swaps: Sequence[tuple[str, Change]]) -> None:
+    def _restore(self, changes: Sequence[tuple[str, Change]]) -> None:
         """All of them, whatever interrupts; then raise what did."""
         interrupt: BaseException | None = None
         failure: Exception | None = None
-        pairs = [(new, old) for _, swap in swaps for old, new in swap.nested]
+        pairs = [(new, old) for _, change in changes for old, new in change.nested]
         steps: list[tuple[Change | None, Callable[[], object]]] = [
-            *((swap, swap.take_back) for _, swap in swaps),
+            *((change, change.restore) for _, change in changes),
             # Last: by then no function makes new closures of the rewritten code.
             (None, partial(exchange, pairs)),
         ]
@@ -273,9 +275,9 @@ class Patcher:
                         kept.add(what)
                 except BaseException as error:  # a signal's: once
                     interrupt = error
-        for patch_id, swap in swaps:
-            if swap not in kept and not (None in kept and swap.nested):
-                self._swaps[patch_id].remove(swap)
+        for patch_id, change in changes:
+            if change not in kept and not (None in kept and change.nested):
+                self._changes[patch_id].remove(change)
         try:
             if raised := interrupt or failure:
                 raise raised
@@ -285,35 +287,36 @@ class Patcher:
     def runs_replacement(self, function: FunctionType) -> bool:
         """Whether a function is patched, and nobody has undone it."""
         return any(
-            swap.function is function and swap.is_in_place
-            for swaps in self._swaps.values()
-            for swap in swaps
+            change.function is function and change.is_in_place
+            for changes in self._changes.values()
+            for change in changes
         )
 
-    def swaps(self) -> tuple[tuple[str, Change], ...]:
+    def changes(self) -> tuple[tuple[str, Change], ...]:
         """Every function that runs a replacement, with the id of its patch."""
         with lock:
-            return tuple((i, swap) for i, swaps in self._swaps.items() for swap in swaps)
+            return tuple((i, change) for i, changes in self._changes.items() for change in changes)
 
-    def take_back(self) -> None:
+    def restore(self) -> None:
         """Give every function its original code object again, and patch nothing any more."""
         with lock:
             self._retired = True
-            self._take_back(self.swaps())
+            self._restore(self.changes())
 
 
-def _swap(
+def _replacement(
     function: FunctionType, rewritten: _rewriting.Rewrite, outermost: str, group: Sequence[Target]
-) -> Swap:
+) -> Replacement:
     nested = []
     for target in group:
-        if target.function != outermost:
+        # Methods of a class that each call makes belong together: those of earlier calls stay.
+        if target.function != outermost and not _rewriting.is_method(outermost, target.function):
             old = _rewriting.nested(function.__code__, outermost, target.function)
             new = _rewriting.nested(rewritten.replacement, outermost, target.function)
             if old.co_freevars != new.co_freevars:
                 raise Refused(f"the rewrite would change the free variables of {target.function}")
             nested.append((old, new))
-    return Swap(group, function, rewritten.replacement, nested)
+    return Replacement(group, function, rewritten.replacement, nested)
 
 
 def source_of(module: ModuleType) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dynamo_cyclefix import _settings
 from dynamo_cyclefix._errors import CatalogueError, PatchError
 from dynamo_cyclefix._locking import lock, log
-from dynamo_cyclefix._patching.finder import TargetFinder, retire_others, wake
+from dynamo_cyclefix._patching.activation import begin, retire_others
 
 if TYPE_CHECKING:
     from dynamo_cyclefix._patching.patcher import Patcher
@@ -58,7 +58,7 @@ def start(
         return
     with lock:
         deactivate()
-        finder = dynamo_cyclefix.Waiting(
+        finder = dynamo_cyclefix.Finder(
             activated_by,
             settings.mode == "strict" if strict is None else strict,
             settings.patches if patches is None else patches,
@@ -68,7 +68,7 @@ def start(
         sys.meta_path.insert(0, finder)
         if "torch" in sys.modules:
             try:
-                wake(finder).catch_up()
+                begin(finder).catch_up()
             except BaseException:
                 deactivate()
                 raise
@@ -83,11 +83,12 @@ def deactivate() -> None:
         try:
             retire_others()
             # Another program may have removed it from `sys.meta_path`.
-            if isinstance(active, TargetFinder):
-                active.take_back()
+            if active is not None and active.activation is not None:
+                active.activation.restore()
         finally:
             # What a signal has interrupted can be asked for again.
-            if not isinstance(active, TargetFinder) or active.has_taken_back:
+            activation = None if active is None else active.activation
+            if activation is None or activation.has_restored:
                 dynamo_cyclefix._active = None
 
 
@@ -100,7 +101,7 @@ def status() -> Status:
     from dynamo_cyclefix._patching import status as _status
 
     active = dynamo_cyclefix._active
-    return _status.status(wake(active) if active else None)
+    return _status.status(begin(active) if active else None)
 
 
 def patcher() -> Patcher | None:
@@ -112,4 +113,4 @@ def patcher() -> Patcher | None:
     import dynamo_cyclefix
 
     active = dynamo_cyclefix._active
-    return wake(active).patcher() if active else None
+    return begin(active).patcher() if active else None

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from types import ModuleType
 
-from dynamo_cyclefix import _rewriting
+from dynamo_cyclefix import Finder, _rewriting
 from dynamo_cyclefix._catalogue import gate as _gate
 from dynamo_cyclefix._catalogue import toml as _catalogue
 from dynamo_cyclefix._catalogue.model import Patch, Target
 from dynamo_cyclefix._errors import PatchError, Refused
 from dynamo_cyclefix._locking import lock
 from dynamo_cyclefix._patching import patcher as _patcher
-from dynamo_cyclefix._patching.finder import TargetFinder
+from dynamo_cyclefix._patching.activation import Activation
+from dynamo_cyclefix._patching.functions import decorators, live_function, overrides
 from dynamo_cyclefix._patching.patcher import HIDDEN, Patcher, source_of
-from dynamo_cyclefix._patching.replacement import decorators, live_function, overrides
 from dynamo_cyclefix._patching.state import State
 
 
@@ -67,18 +67,19 @@ class Status:
     patches: tuple[PatchStatus, ...]
 
 
-def status(finder: TargetFinder | None) -> Status:
-    """The status of the process under ``finder``; ``None`` where nothing is active."""
+def status(activation: Activation | None) -> Status:
+    """The status of the process; ``None`` where nothing is active."""
+    finder = None if activation is None else activation.finder
     error = ""
     patches: tuple[PatchStatus, ...] = ()
     patcher: Patcher | None = None
-    if finder:
+    if activation:
         try:
-            finder.catch_up()
+            activation.catch_up()
         except PatchError as failure:
             error = str(failure)
         with contextlib.suppress(PatchError):
-            patcher = finder.patcher()
+            patcher = activation.patcher()
     try:
         if patcher is None:
             patcher = Patcher(_catalogue.load(), ())
@@ -107,7 +108,7 @@ def status(finder: TargetFinder | None) -> Status:
     )
 
 
-def _of_patch(patcher: Patcher, patch: Patch, finder: TargetFinder | None) -> PatchStatus:
+def _of_patch(patcher: Patcher, patch: Patch, finder: Finder | None) -> PatchStatus:
     """The state of a patch, as it is at this moment."""
     if finder is None:
         states = [(State.DISABLED, "not active")] * len(patch.targets)
@@ -141,8 +142,8 @@ def _of_target(patcher: Patcher, target: Target) -> tuple[State, str]:
         reasons = [reason, *overrides(module, target.function)]
         if state is not State.WRAPPED:  # where the wrapper around it is our own
             reasons += decorators(module, target.outermost)
-        swaps = (swap for _, swap in patcher.swaps() if target in swap.targets)
-        reasons += [HIDDEN for swap in swaps if swap.hidden]
+        changes = (change for _, change in patcher.changes() if target in change.targets)
+        reasons += [HIDDEN for change in changes if change.hidden]
         reason = "; ".join(filter(None, reasons))
     return state, reason
 

@@ -8,7 +8,7 @@ nothing of the package but the errors; everything else may import it.
 
 from dynamo_cyclefix._rewriting.compare import changes, differs
 from dynamo_cyclefix._rewriting.derive import Rewrite, is_fixed, rewrite, unparsed
-from dynamo_cyclefix._rewriting.units import LOCALS, nested
+from dynamo_cyclefix._rewriting.units import LOCALS, is_method, nested
 
 __all__ = [
     "LOCALS",
@@ -16,6 +16,7 @@ __all__ = [
     "changes",
     "differs",
     "is_fixed",
+    "is_method",
     "nested",
     "rewrite",
     "unparsed",

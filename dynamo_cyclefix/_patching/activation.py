@@ -1,4 +1,4 @@
-"""The meta-path finder that knows the targets, and has them patched before anyone can use them.
+"""One activation: has the modules of torch patched as a finder meets them, and takes it all back.
 
 Loaded before torch's first submodule is executed, and with it what does the work
 (:mod:`dynamo_cyclefix._patching.patcher`).
@@ -7,9 +7,9 @@ Loaded before torch's first submodule is executed, and with it what does the wor
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dynamo_cyclefix import Waiting, patching_loader
+from dynamo_cyclefix import Finder, patching_loader
 from dynamo_cyclefix._locking import lock, log
 
 if TYPE_CHECKING:
@@ -20,39 +20,40 @@ if TYPE_CHECKING:
     from dynamo_cyclefix._patching.patcher import Patcher
 
 
-def wake(waiting: Waiting) -> TargetFinder:
-    """Make the finder that waits one that knows the targets.
-
-    The same object, since other programs may hold it where no one would find it.
-    """
+def begin(finder: Finder) -> Activation:
+    """The activation of a finder; it gets one now if it has none."""
     with lock:
-        if not isinstance(waiting, TargetFinder):
-            # In this order: another thread may have it in hand.
-            TargetFinder._prepare(waiting)  # type: ignore[arg-type]
-            waiting.__class__ = TargetFinder
-            retire_others(waiting)
-    return waiting  # type: ignore[return-value]
+        if finder.activation is None:
+            finder.activation = Activation(finder)
+            retire_others(finder)
+        return finder.activation
 
 
-def retire_others(but: Waiting | None = None) -> None:
+def retire_others(but: Finder | None = None) -> None:
     """Stop every finder on ``sys.meta_path`` that a reload, or a second copy of the package, left.
 
     Args:
         but: the finder that stays.
     """
+    finder: Any
     for finder in list(sys.meta_path):
         home = str(type(finder).__module__)
         if home.partition(".")[0] == "dynamo_cyclefix" and finder is not but:
             sys.meta_path.remove(finder)
             # Without it, it has patched nothing yet.
-            if hasattr(finder, "take_back"):
-                finder.take_back()
+            if finder.activation is not None:
+                finder.activation.restore()
 
 
-class TargetFinder(Waiting):
-    """A finder that has the patches at hand."""
+class Activation:
+    """What a finder has patched.
 
-    def _prepare(self) -> None:
+    Args:
+        finder: it has the options, and is told of a fault of our own.
+    """
+
+    def __init__(self, finder: Finder) -> None:
+        self.finder = finder
         self._patcher: Patcher | None = None
         self._hidden = False
         self._retired = False
@@ -65,15 +66,17 @@ class TargetFinder(Waiting):
         """
         # Of two threads that import torch at once, each would make one.
         with lock:
-            if self.error and self.strict:
+            if self.finder.error and self.finder.strict:
                 raise self._strict_error()
             if self._retired:
                 return None
-            if self._patcher is None and not self.error:
+            if self._patcher is None and not self.finder.error:
                 try:
                     from dynamo_cyclefix._patching import patcher as _patcher
 
-                    self._patcher = _patcher.make(self.strict, self.patches, self.accept_unseen)
+                    self._patcher = _patcher.make(
+                        self.finder.strict, self.finder.patches, self.finder.accept_unseen
+                    )
                 except Exception as error:
                     self.give_up(error)
             return self._patcher
@@ -84,22 +87,23 @@ class TargetFinder(Waiting):
         Raises:
             PatchError: in strict mode.
         """
-        if not self.error:
-            self.error = f"{type(error).__name__}: {error}"
+        if not self.finder.error:
+            self.finder.error = f"{type(error).__name__}: {error}"
             try:
                 if self._patcher is not None:
-                    self._patcher.take_back()
+                    self._patcher.restore()
                     self._patcher = None
             finally:
-                log("warning", "no patch is applied: %s", self.error)
-        if self.strict:
+                log("warning", "no patch is applied: %s", self.finder.error)
+        if self.finder.strict:
             raise self._strict_error() from error
 
     def _strict_error(self) -> PatchError:
         from dynamo_cyclefix._errors import PatchError
 
         return PatchError(
-            f"no patch can be applied ({self.error}); set DYNAMO_CYCLEFIX=on to go on without"
+            f"no patch can be applied ({self.finder.error});"
+            " set DYNAMO_CYCLEFIX=on to go on without"
         )
 
     def catch_up(self, executed: Sequence[ModuleType] = ()) -> None:
@@ -132,13 +136,13 @@ class TargetFinder(Waiting):
         skip_code = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
         if skip_code is not None and not self._hidden:
             self._hidden = True
-            ours = type(patching_loader(None, self)), type(self._patcher)
-            for owner in (*TargetFinder.__mro__, *ours):
+            ours = type(patching_loader(None, self.finder)), type(self._patcher)
+            for owner in (type(self.finder), type(self), *ours):
                 for method in vars(owner).values():
                     if hasattr(method, "__code__"):
                         skip_code(method.__code__)
 
-    def take_back(self) -> None:
+    def restore(self) -> None:
         """Give every function its original code object again, for good.
 
         An import that is under way has this finder in hand, and patches nothing from here on.
@@ -146,26 +150,17 @@ class TargetFinder(Waiting):
         with lock:
             self._retired = True
             if self._patcher is not None:
-                self._patcher.take_back()
+                self._patcher.restore()
 
     @property
-    def has_taken_back(self) -> bool:
+    def has_restored(self) -> bool:
         """Whether nothing that it patched is left."""
-        return self._patcher is None or not self._patcher.swaps()
+        return self._patcher is None or not self._patcher.changes()
 
     def wants(self, name: str) -> bool:
-        """See :meth:`Waiting.wants`; called under CPython's global import lock."""
+        """See :meth:`Finder.wants`; called under CPython's global import lock."""
         patcher = self._patcher
         if patcher is None or self._retired:
-            return self.strict and bool(self.error)  # which is raised when it is executed
-        if name in patcher.modules:
-            return True
-        return bool(patcher.overdue())
-
-    def wake(self) -> None:
-        """See :meth:`Waiting.wake`.
-
-        Raises:
-            PatchError: in strict mode, if no patch can be applied.
-        """
-        self.patcher()
+            # In strict mode a fault is raised when the module is executed.
+            return self.finder.strict and bool(self.finder.error)
+        return name in patcher.modules or bool(patcher.overdue())
