@@ -64,63 +64,63 @@ def enable() -> Any:
     return getattr(compiled_autograd, "_enable", None) or compiled_autograd.enable
 
 
-@scenario()
+@scenario("self-referring-closures")
 def backward_eager_backend() -> object:
     """A compiled function is differentiated; the backend runs its graph eagerly."""
     return calls(compiled(lambda x: x.sin() * x), grad=True)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def backward_aot_eager() -> object:
     """A compiled function is differentiated by AOT Autograd."""
     return calls(compiled(lambda x: x.sin() * x, backend="aot_eager"), grad=True)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def backward_of_a_view() -> object:
     """A compiled function returns a view of its input, and is differentiated."""
     return calls(compiled(lambda x: x.view(-1)[1:], backend="aot_eager"), grad=True)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def backward_dynamic() -> object:
     """A compiled function with symbolic sizes is differentiated."""
     run = compiled(lambda x: x.sin() * x.shape[0], backend="aot_eager", dynamic=True)
     return calls(run, grad=True)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def backward_not_run() -> object:
     """A compiled function needs gradients that nobody asks for."""
     run = compiled(lambda x: x.sin() * x, backend="aot_eager")
     return calls(lambda x: run(x.requires_grad_()))
 
 
-@scenario()
+@scenario("autograd-functions")
 def autograd_function_eager() -> object:
     """An autograd function is compiled; the backend runs its graph eagerly."""
     return calls(compiled(lambda x: Doubling.apply(x) + 1), grad=True)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def autograd_function_aot_eager() -> object:
     """An autograd function is compiled by AOT Autograd."""
     return calls(compiled(lambda x: Doubling.apply(x) + 1, backend="aot_eager"), grad=True)
 
 
-@scenario()
+@scenario("autograd-functions")
 def autograd_function_saves_an_attribute() -> object:
     """An autograd function keeps a number on its context."""
     return calls(compiled(lambda x: Scaling.apply(x, 3.0) + 1), grad=True)
 
 
-@scenario()
+@scenario("autograd-functions")
 def autograd_function_with_setup_context() -> object:
     """An autograd function with a ``setup_context`` is compiled."""
     return calls(compiled(lambda x: Split.apply(x) + 1), grad=True)
 
 
-@scenario()
+@scenario("autograd-functions")
 def autograd_function_breaks() -> object:
     """The graph breaks beside an autograd function."""
 
@@ -132,7 +132,7 @@ def autograd_function_breaks() -> object:
     return calls(compiled(run), grad=True)
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def autograd_function_forward_breaks() -> object:
     """The graph breaks in the forward of an autograd function."""
 
@@ -149,20 +149,20 @@ def autograd_function_forward_breaks() -> object:
     return calls(compiled(lambda x: Breaking.apply(x) + 1), grad=True)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def autograd_function_without_gradient() -> object:
     """An autograd function is compiled for an input that needs no gradient."""
     return calls(compiled(lambda x: Doubling.apply(x) + 1))
 
 
-@scenario()
+@scenario("autograd-functions")
 def autograd_function_called_often() -> object:
     """One compiled autograd function is called ten times."""
     run = compiled(lambda x: Doubling.apply(x) + 1)
     return [calls(run, grad=True) for _ in range(3)]
 
 
-@scenario()
+@scenario("self-referring-closures")
 def hook_on_an_input() -> object:
     """An input has a gradient hook."""
     run = compiled(lambda x: x.sin() + 1, backend="aot_eager")
@@ -174,7 +174,7 @@ def hook_on_an_input() -> object:
     return calls(call, grad=True)
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def hook_in_the_graph() -> object:
     """A gradient hook is registered in a compiled function."""
 
@@ -186,7 +186,7 @@ def hook_in_the_graph() -> object:
     return calls(compiled(run), grad=True)
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def hook_in_the_graph_with_a_closure() -> object:
     """A gradient hook that closes over a tensor is registered in a compiled function."""
     scale = watch(cell=torch.ones(1))
@@ -199,7 +199,7 @@ def hook_in_the_graph_with_a_closure() -> object:
     return calls(compiled(run), grad=True)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def hook_after_accumulation() -> object:
     """A hook runs when a gradient has been accumulated."""
     run = compiled(lambda x: x.sin() + 1, backend="aot_eager")
@@ -214,7 +214,7 @@ def hook_after_accumulation() -> object:
     return calls(call, grad=True)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def saved_tensors_hooks() -> object:
     """Saved tensors are packed and unpacked by hooks of the user's."""
     run = compiled(lambda x: x.sin() * x, backend="aot_eager")
@@ -226,7 +226,7 @@ def saved_tensors_hooks() -> object:
     return calls(call, grad=True)
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def gradient_in_the_graph() -> object:
     """A compiled function calls ``torch.autograd.grad`` itself."""
 
@@ -237,7 +237,7 @@ def gradient_in_the_graph() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def backward_in_a_compiled_step() -> object:
     """A compiled training step calls ``backward``, which breaks the graph."""
     weight = watch(parameter=torch.nn.Parameter(torch.ones(1)))
@@ -250,7 +250,7 @@ def backward_in_a_compiled_step() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def optimizer_step_compiled() -> object:
     """An optimizer's step is compiled."""
     weight = watch(parameter=torch.nn.Parameter(torch.ones(3)))
@@ -262,7 +262,7 @@ def optimizer_step_compiled() -> object:
     return weight.detach()
 
 
-@scenario()
+@scenario("self-referring-closures")
 def optimizer_adam_compiled() -> object:
     """Adam's step is compiled, its state made in the first call."""
     weight = watch(parameter=torch.nn.Parameter(torch.ones(3)))
@@ -274,7 +274,7 @@ def optimizer_adam_compiled() -> object:
     return weight.detach()
 
 
-@scenario()
+@scenario("self-referring-closures")
 def gradients_accumulate() -> object:
     """Gradients of three calls accumulate in one parameter."""
     weight = watch(parameter=torch.nn.Parameter(torch.ones(1)))
@@ -282,7 +282,7 @@ def gradients_accumulate() -> object:
     return calls(run, grad=True), weight.grad
 
 
-@scenario()
+@scenario("self-referring-closures")
 def double_backward_of_eager() -> object:
     """A second derivative of a function whose graph runs eagerly."""
     run = compiled(lambda x: (x.sin() ** 2).sum())
@@ -294,7 +294,7 @@ def double_backward_of_eager() -> object:
     return calls(lambda x: call(x.requires_grad_()))
 
 
-@scenario()
+@scenario("compiled-autograd")
 def compiled_autograd_backward() -> object:
     """Backward is run under compiled autograd."""
 
@@ -307,7 +307,7 @@ def compiled_autograd_backward() -> object:
     return calls(call)
 
 
-@scenario()
+@scenario("compiled-autograd")
 def compiled_autograd_with_a_hook() -> object:
     """Backward with a gradient hook is run under compiled autograd."""
 
@@ -321,7 +321,7 @@ def compiled_autograd_with_a_hook() -> object:
     return calls(call)
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def compiled_autograd_of_a_compiled_step() -> object:
     """A compiled training step runs its backward with compiled autograd."""
 

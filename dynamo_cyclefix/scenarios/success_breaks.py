@@ -30,13 +30,13 @@ def broken(x: torch.Tensor) -> torch.Tensor:
     return y + x
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def break_explicit() -> object:
     """``graph_break()`` is called, and what lies before is used after it."""
     return calls(compiled(lambda x: broken(x) + 1))
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def break_at_the_top() -> object:
     """``graph_break()`` is called in the compiled function itself."""
 
@@ -48,7 +48,7 @@ def break_at_the_top() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def break_twice() -> object:
     """Two graph breaks, each with a local that lives across it."""
 
@@ -62,7 +62,7 @@ def break_twice() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def break_print() -> object:
     """``print`` of a tensor breaks the graph."""
 
@@ -74,7 +74,7 @@ def break_print() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def break_item() -> object:
     """``item()`` breaks the graph, and its number goes on."""
 
@@ -85,7 +85,7 @@ def break_item() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("fake-tensor-errors", "self-referring-closures")
 def break_tolist() -> object:
     """``tolist()`` of a tensor of sizes is used to split another."""
 
@@ -96,7 +96,7 @@ def break_tolist() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def tolist_captured() -> object:
     """``tolist()`` of a tensor is captured as symbols."""
 
@@ -108,7 +108,7 @@ def tolist_captured() -> object:
         return calls(compiled(run))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def break_item_captured() -> object:
     """``item()`` is captured as a symbol, without a graph break."""
 
@@ -119,7 +119,7 @@ def break_item_captured() -> object:
         return calls(compiled(run))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def break_numpy() -> object:
     """A tensor becomes a numpy array and comes back."""
 
@@ -129,7 +129,7 @@ def break_numpy() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("data-dependent-branches", "self-referring-closures")
 def break_data_dependent_branch() -> object:
     """A branch on a tensor's value is taken."""
 
@@ -142,7 +142,7 @@ def break_data_dependent_branch() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("data-dependent-branches", "symbol-bindings", "self-referring-closures")
 def break_data_dependent_branch_inlined() -> object:
     """A branch on a tensor's value is taken in a helper."""
 
@@ -152,7 +152,7 @@ def break_data_dependent_branch_inlined() -> object:
     return calls(compiled(lambda x: pick(x + 1) + x))
 
 
-@scenario()
+@scenario("data-dependent-branches", "self-referring-closures")
 def break_while() -> object:
     """A ``while`` loop runs until a tensor is large enough."""
 
@@ -164,7 +164,7 @@ def break_while() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("fake-tensor-errors", "symbol-bindings", "self-referring-closures")
 def break_nonzero() -> object:
     """An operator whose output size depends on data breaks the graph."""
     return calls(compiled(lambda x: x.nonzero().float() + 1))
@@ -183,7 +183,7 @@ def break_in_for_loop() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def break_in_try() -> object:
     """A graph break inside ``try`` / ``finally``."""
 
@@ -197,7 +197,7 @@ def break_in_try() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def break_in_no_grad() -> object:
     """A graph break inside ``torch.no_grad()``, that the resume function enters again."""
 
@@ -210,7 +210,7 @@ def break_in_no_grad() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def break_disabled_function() -> object:
     """A function that is kept out of Dynamo is called in the middle."""
 
@@ -221,7 +221,7 @@ def break_disabled_function() -> object:
     return calls(compiled(lambda x: (x + 1) * checksum(x)))
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def break_nested_helpers() -> object:
     """The graph breaks three helpers deep, each with a local of its own."""
 
@@ -237,7 +237,7 @@ def break_nested_helpers() -> object:
     return calls(compiled(lambda x: middle(x) + x))
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def break_logging() -> object:
     """A log call breaks the graph."""
 
@@ -249,7 +249,7 @@ def break_logging() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def break_warning() -> object:
     """A warning is issued by a compiled function."""
 
@@ -261,7 +261,7 @@ def break_warning() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def break_builtin() -> object:
     """A builtin that Dynamo does not know is called with a user's object."""
 
@@ -275,7 +275,7 @@ def break_builtin() -> object:
     return calls(lambda x: run_compiled(x, local))
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def break_with_a_local_object() -> object:
     """An object is made before a graph break and used after it."""
 
@@ -289,7 +289,7 @@ def break_with_a_local_object() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def break_with_a_list_of_inputs() -> object:
     """A list of tensors is an input, and lives across a graph break."""
 
@@ -302,7 +302,7 @@ def break_with_a_list_of_inputs() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("translator-state", "symbol-bindings", "self-referring-closures")
 def break_with_a_closure() -> object:
     """A cell is written before a graph break and read after it."""
 
@@ -321,7 +321,7 @@ def break_with_a_closure() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def break_returns_what_is_used() -> object:
     """What a graph break returns is an argument of the call that goes on."""
 
@@ -335,20 +335,20 @@ def break_returns_what_is_used() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def break_in_backward_pass() -> object:
     """A compiled function breaks the graph and its result is differentiated."""
     return calls(compiled(lambda x: broken(x) * 2, backend="aot_eager"), grad=True)
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def break_explained() -> object:
     """``torch._dynamo.explain`` counts graph breaks."""
     found = torch._dynamo.explain(broken)(watch(input=torch.ones(3)))
     return found.graph_count, found.graph_break_count
 
 
-@scenario()
+@scenario("side-effect-tables", "self-referring-closures")
 def break_setattr_on_an_object() -> object:
     """An attribute of a user's object is set before a graph break."""
     local = watch(object=Local())

@@ -56,7 +56,7 @@ def choose(x: torch.Tensor) -> Any:
     return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,))
 
 
-@scenario(collected=True)
+@scenario("strict-export", "export-errors", collected=True)
 def export_strict() -> object:
     """Strict export of a model with parameters and a buffer; the program is dropped."""
     return export(model(), strict=True)
@@ -68,89 +68,89 @@ def export_strict_without_a_collection() -> object:
     return export(model(), strict=True)
 
 
-@scenario()
+@scenario("non-strict-export")
 def export_non_strict() -> object:
     """Non-strict export of a model with parameters and a buffer; the program is dropped."""
     return export(model(), strict=False)
 
 
-@scenario(collected=True)
+@scenario("strict-export", "export-errors", collected=True)
 def export_strict_repeatedly() -> object:
     """Three models are exported strictly, one after the other."""
     return [export(model(), strict=True) for _ in range(3)]
 
 
-@scenario()
+@scenario("non-strict-export")
 def export_non_strict_repeatedly() -> object:
     """Three models are exported, one after the other."""
     return [export(model(), strict=False) for _ in range(3)]
 
 
-@scenario(collected=True)
+@scenario("strict-export", "export-errors", collected=True)
 def export_strict_dynamic() -> object:
     """Strict export with a dynamic dimension."""
     return export(model(), strict=True, dynamic_shapes=({0: Dim("batch")},))
 
 
-@scenario()
+@scenario("non-strict-export")
 def export_non_strict_dynamic() -> object:
     """Non-strict export with a dynamic dimension."""
     return export(model(), strict=False, dynamic_shapes=({0: Dim("batch")},))
 
 
-@scenario(collected=True)
+@scenario("strict-export", "export-errors", collected=True)
 def export_strict_cond() -> object:
     """Strict export of a model that calls ``cond``."""
     return export(model(choose), strict=True)
 
 
-@scenario()
+@scenario("non-strict-export")
 def export_non_strict_cond() -> object:
     """Non-strict export of a model that calls ``cond``."""
     return export(model(choose), strict=False)
 
 
-@scenario(collected=True)
+@scenario("strict-export", "export-errors", collected=True)
 def export_strict_and_run() -> object:
     """A strictly exported program is run."""
     run = export(model(), strict=True).module()
     return run(torch.ones(3, 2))
 
 
-@scenario()
+@scenario("non-strict-export")
 def export_non_strict_and_run() -> object:
     """An exported program is run."""
     run = export(model(parameters=False), strict=False).module()
     return run(torch.ones(3, 2))
 
 
-@scenario(collected=True)
+@scenario("strict-export", "export-errors", collected=True)
 def export_strict_decomposed() -> object:
     """A strictly exported program is decomposed."""
     return export(model(), strict=True).run_decompositions({})
 
 
-@scenario()
+@scenario("non-strict-export")
 def export_non_strict_decomposed() -> object:
     """An exported program is decomposed."""
     return export(model(parameters=False), strict=False).run_decompositions({})
 
 
-@scenario(collected=True)
+@scenario("strict-export", "export-errors", collected=True)
 def export_strict_nested_input() -> object:
     """Strict export with a dictionary among the inputs."""
     pair = {"a": watch(input=torch.ones(2)), "b": watch(input=torch.zeros(2))}
     return export(model(lambda x, pair: x + pair["a"] * pair["b"]), pair, strict=True)
 
 
-@scenario()
+@scenario("non-strict-export")
 def export_non_strict_nested_input() -> object:
     """Non-strict export with a dictionary among the inputs."""
     pair = {"a": watch(input=torch.ones(2)), "b": watch(input=torch.zeros(2))}
     return export(model(lambda x, pair: x + pair["a"] * pair["b"]), pair, strict=False)
 
 
-@scenario(collected=True)
+@scenario("strict-export", "export-errors", collected=True)
 def export_strict_constant() -> object:
     """Strict export of a model that closes over a tensor."""
     weight = watch(cell=torch.ones(2))
@@ -168,7 +168,7 @@ def export_non_strict_constant() -> object:
     return program
 
 
-@scenario()
+@scenario("non-strict-export")
 def export_non_strict_buffer_changes() -> object:
     """Non-strict export of a model that changes a buffer."""
 
@@ -184,7 +184,7 @@ def export_non_strict_buffer_changes() -> object:
     return export(watch(module=Counting()), strict=False)
 
 
-@scenario(collected=True)
+@scenario("strict-export", "export-errors", collected=True)
 def export_strict_buffer_changes() -> object:
     """Strict export of a model that changes a buffer."""
 
@@ -200,7 +200,7 @@ def export_strict_buffer_changes() -> object:
     return export(watch(module=Counting()), strict=True)
 
 
-@scenario()
+@scenario("non-strict-export")
 def export_non_strict_layers() -> object:
     """Non-strict export of a model that enumerates its layers."""
 
@@ -217,13 +217,13 @@ def export_non_strict_layers() -> object:
     return export(watch(module=Layers()), strict=False)
 
 
-@scenario(collected=True)
+@scenario("strict-export", "export-errors", collected=True)
 def export_strict_saved() -> object:
     """A strictly exported program is serialised, and its bytes are the same each time."""
     return saved(export(model(), strict=True))
 
 
-@scenario()
+@scenario("non-strict-export")
 def export_non_strict_saved() -> object:
     """An exported program is serialised, and its bytes are the same each time."""
     return saved(export(model(), strict=False))
@@ -240,7 +240,7 @@ def saved(program: Any) -> object:
     return digest, torch.export.load(file)
 
 
-@scenario(collected=True)
+@scenario("strict-export", "export-errors", collected=True)
 def export_for_inference_twice() -> object:
     """One model is exported both ways, and goes on being used."""
     module = model()
@@ -248,14 +248,14 @@ def export_for_inference_twice() -> object:
     return programs, module(torch.ones(3, 2))
 
 
-@scenario(collected=True)
+@scenario("export-errors", collected=True)
 def dynamo_export() -> object:
     """``torch._dynamo.export`` of a model."""
     graph, guards = torch._dynamo.export(model())(watch(input=torch.ones(3, 2)))
     return graph, len(guards)
 
 
-@scenario(collected=True)
+@scenario("export-errors", collected=True)
 def dynamo_export_function() -> object:
     """``torch._dynamo.export`` of a function with a nested input."""
 
@@ -266,14 +266,14 @@ def dynamo_export_function() -> object:
     return torch._dynamo.export(watch(function=run))(pair)[0]
 
 
-@scenario(collected=True)
+@scenario("export-errors", collected=True)
 def dynamo_export_aten() -> object:
     """``torch._dynamo.export`` down to ATen operators."""
     exported = torch._dynamo.export(model(), aten_graph=True)
     return exported(watch(input=torch.ones(3, 2)))[0]
 
 
-@scenario(collected=True)
+@scenario("export-errors", collected=True)
 def dynamo_export_symbolic() -> object:
     """``torch._dynamo.export`` with symbolic sizes."""
     exported = torch._dynamo.export(model(), aten_graph=True, tracing_mode="symbolic")

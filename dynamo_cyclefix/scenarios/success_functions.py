@@ -26,19 +26,19 @@ class Local:
         self.value = value
 
 
-@scenario()
+@scenario("self-referring-closures")
 def plain_call() -> object:
     """One graph, no break."""
     return calls(compiled(lambda x: x.sin() + 1))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def plain_call_fullgraph() -> object:
     """One graph that must be whole."""
     return calls(compiled(lambda x: x.sin() + 1, fullgraph=True))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def function_and_its_compiled_form() -> object:
     """The function and what ``torch.compile`` made of it are dropped."""
 
@@ -48,7 +48,7 @@ def function_and_its_compiled_form() -> object:
     return calls(watch(compiled=compiled(watch(function=run))))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def closure_cell_is_read() -> object:
     """A compiled function reads an object and a tensor from its cells."""
     local, weight = watch(object=Local(), cell=torch.ones(1))
@@ -60,7 +60,7 @@ def closure_cell_is_read() -> object:
     return calls(run)
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def closure_cell_is_written() -> object:
     """A compiled function writes a cell of the function around it."""
     total: Any = 0
@@ -73,7 +73,7 @@ def closure_cell_is_written() -> object:
     return calls(compiled(run)), total
 
 
-@scenario()
+@scenario("translator-state", "self-referring-closures")
 def closure_made_and_returned() -> object:
     """A compiled function makes a closure and returns it."""
 
@@ -86,7 +86,7 @@ def closure_made_and_returned() -> object:
     return add(x)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def closure_calls_itself() -> object:
     """A compiled function makes a nested function that calls itself."""
 
@@ -99,14 +99,14 @@ def closure_calls_itself() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def partial_of_a_function() -> object:
     """A ``functools.partial`` is compiled."""
     local = watch(object=Local())
     return calls(compiled(functools.partial(lambda local, x: x * local.value, local)))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def bound_method() -> object:
     """A bound method of a user's object is compiled."""
 
@@ -117,7 +117,7 @@ def bound_method() -> object:
     return calls(compiled(watch(object=Scaler()).run))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def object_with_a_property() -> object:
     """A property of a user's object is read."""
 
@@ -130,7 +130,7 @@ def object_with_a_property() -> object:
     return calls(compiled(lambda x: x * scaler.scale))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def object_is_made_and_returned() -> object:
     """A compiled function makes an object and returns it."""
 
@@ -142,7 +142,7 @@ def object_is_made_and_returned() -> object:
     return calls(lambda x: watch(result=run(x)).value)
 
 
-@scenario()
+@scenario("side-effect-tables", "self-referring-closures")
 def object_attribute_is_set() -> object:
     """A compiled function sets an attribute of its argument, in one whole graph."""
     local = watch(object=Local())
@@ -155,7 +155,7 @@ def object_attribute_is_set() -> object:
     return calls(lambda x: run_compiled(x, local)), local.value
 
 
-@scenario()
+@scenario("side-effect-tables", "self-referring-closures")
 def object_attribute_is_deleted() -> object:
     """A compiled function sets an attribute and deletes it."""
 
@@ -169,7 +169,7 @@ def object_attribute_is_deleted() -> object:
     return calls(lambda x: run_compiled(x, watch(object=Local())))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def list_argument_is_changed() -> object:
     """A compiled function appends to a list that it was given."""
     kept: list[torch.Tensor] = []
@@ -182,7 +182,7 @@ def list_argument_is_changed() -> object:
     return calls(lambda x: run_compiled(x, kept)), kept
 
 
-@scenario()
+@scenario("self-referring-closures")
 def dictionary_argument_is_changed() -> object:
     """A compiled function stores a tensor in a dictionary that it was given."""
     kept: dict[str, torch.Tensor] = {}
@@ -195,7 +195,7 @@ def dictionary_argument_is_changed() -> object:
     return calls(lambda x: run_compiled(x, kept)), kept
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def ordered_dictionary_is_made() -> object:
     """A compiled function makes an ordered dictionary and a deque."""
 
@@ -209,7 +209,7 @@ def ordered_dictionary_is_made() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def dataclass_argument() -> object:
     """A dataclass of tensors is an argument, and another one is made."""
 
@@ -226,7 +226,7 @@ def dataclass_argument() -> object:
     return calls(lambda x: run_compiled(watch(object=Batch(x, x + 1))))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def global_is_written() -> object:
     """A compiled function writes a global of its module."""
 
@@ -241,14 +241,14 @@ def global_is_written() -> object:
 _steps = 0
 
 
-@scenario()
+@scenario("self-referring-closures")
 def recompile_for_a_type() -> object:
     """Another dtype has the function compiled again."""
     run = compiled(lambda x: x * 2)
     return calls(run), calls(lambda x: run(x.double()))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def recompile_for_a_constant() -> object:
     """Another string has the function compiled again."""
 
@@ -259,7 +259,7 @@ def recompile_for_a_constant() -> object:
     return calls(lambda x: run_compiled(x, "double")), calls(lambda x: run_compiled(x, "add"))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def recompile_for_an_object() -> object:
     """Another object in a cell of the same code has it compiled again."""
 
@@ -269,7 +269,7 @@ def recompile_for_an_object() -> object:
     return [calls(make(watch(object=Local(value)))) for value in (1.0, 2.0, 3.0)]
 
 
-@scenario()
+@scenario("self-referring-closures")
 def recompile_limit_is_reached() -> object:
     """A function reaches the limit of its recompiles and runs eagerly from there on."""
 
@@ -281,20 +281,20 @@ def recompile_limit_is_reached() -> object:
         return [calls(lambda x, n=n: run_compiled(x, "a" * n)) for n in range(4)]
 
 
-@scenario()
+@scenario("self-referring-closures")
 def dynamic_sizes() -> object:
     """The sizes are symbols from the first call on."""
     return calls(compiled(lambda x: x * x.shape[0] + 1, dynamic=True))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def dynamic_sizes_of_two_inputs() -> object:
     """Two sizes are found equal."""
     run = compiled(lambda x, y: (x + y).sum() * x.shape[0] + y.shape[0], dynamic=True)
     return calls(lambda x: run(x, watch(second=x + 1)))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def dynamic_size_marked() -> object:
     """A dimension is marked as dynamic."""
 
@@ -306,14 +306,14 @@ def dynamic_size_marked() -> object:
     return calls(run)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def dynamic_size_branch() -> object:
     """A branch on a symbol guards it."""
     run = compiled(lambda x: x + 1 if x.shape[0] > 3 else x * 2, dynamic=True)
     return calls(run)
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def dynamic_sizes_and_a_break() -> object:
     """A symbol lives across a graph break."""
 
@@ -326,27 +326,27 @@ def dynamic_sizes_and_a_break() -> object:
     return calls(compiled(run, dynamic=True))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def dynamic_number() -> object:
     """A number becomes a symbol at its second value."""
     run = compiled(lambda x, n: x * n)
     return [calls(lambda x, n=n: run(x, n)) for n in (2, 3, 4)]
 
 
-@scenario()
+@scenario("self-referring-closures")
 def dynamic_float() -> object:
     """A float becomes a symbol at its second value."""
     run = compiled(lambda x, n: x * n)
     return [calls(lambda x, n=n: run(x, n)) for n in (2.5, 3.5, 4.5)]
 
 
-@scenario()
+@scenario("self-referring-closures")
 def static_sizes() -> object:
     """Each size has a graph of its own."""
     return calls(compiled(lambda x: x * 2, dynamic=False))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def reset_between_calls() -> object:
     """Dynamo is reset between two calls of one compiled function."""
     run = compiled(lambda x: x * 2 + 1)
@@ -355,7 +355,7 @@ def reset_between_calls() -> object:
     return told, calls(run)
 
 
-@scenario()
+@scenario("symbol-bindings")
 def collecting_after_compile() -> object:
     """Dynamo collects after each compile, as it does unless told not to."""
 
@@ -370,7 +370,7 @@ def collecting_after_compile() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("exec-code")
 def code_made_by_exec() -> object:
     """The compiled function comes from ``exec``, and breaks the graph."""
     namespace: dict[str, Any] = {"torch": torch}
@@ -380,7 +380,7 @@ def code_made_by_exec() -> object:
     return calls(compiled(namespace["run"]))
 
 
-@scenario()
+@scenario("exec-code")
 def code_made_by_exec_without_a_break() -> object:
     """The compiled function comes from ``exec``, in one graph."""
     namespace: dict[str, Any] = {}
@@ -389,7 +389,7 @@ def code_made_by_exec_without_a_break() -> object:
     return calls(compiled(namespace["run"]))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def allowed_in_graph() -> object:
     """A function that is allowed in the graph stays one of its globals."""
 
@@ -400,7 +400,7 @@ def allowed_in_graph() -> object:
     return calls(compiled(lambda x: opaque(x) + 1))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def constant_result_assumed() -> object:
     """The result of a method is taken for a constant."""
 
@@ -413,21 +413,21 @@ def constant_result_assumed() -> object:
     return calls(compiled(lambda x: x * settings.scale()))
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def numpy_argument() -> object:
     """A numpy array is an argument of a compiled function."""
     run = compiled(lambda a: a * 2 + 1)
     return [torch.from_numpy(run(watch(array=x.numpy()))) for x in (torch.ones(3), torch.ones(4))]
 
 
-@scenario()
+@scenario("self-referring-closures")
 def compiled_inside_of_compiled() -> object:
     """A compiled function calls another compiled function."""
     inner = compiled(lambda x: x.sin() + 1)
     return calls(compiled(lambda x: inner(x) * 2))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def compiled_in_a_thread() -> object:
     """A function is compiled and called in a thread of its own."""
     run = compiled(lambda x: x * 2)
@@ -445,21 +445,21 @@ def compiled_without_a_graph() -> object:
     return calls(run)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def input_is_returned_in_a_structure() -> object:
     """Inputs are returned in a nested structure, as a view and as they are."""
     run = compiled(lambda x: {"all": [x, (x[1:], x + 1)]})
     return calls(lambda x: run(x)["all"][1][1])
 
 
-@scenario()
+@scenario("self-referring-closures")
 def input_is_changed_in_place() -> object:
     """A compiled function changes its input in place."""
     run = compiled(lambda x: x.add_(1).mul_(2), backend="aot_eager")
     return calls(lambda x: run(watch(clone=x.clone())))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def inputs_share_memory() -> object:
     """Two inputs of a compiled function are views of one tensor."""
     run = compiled(lambda x, y: x.add_(y), backend="aot_eager")
@@ -471,14 +471,14 @@ def inputs_share_memory() -> object:
     return calls(call)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def random_numbers() -> object:
     """A compiled function draws random numbers."""
     torch.manual_seed(0)
     return calls(compiled(lambda x: x + torch.rand_like(x)))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def stance_changes() -> object:
     """A compiled function is called eagerly by ``torch.compiler.set_stance``."""
     run = compiled(lambda x: x * 2 + 1)
@@ -489,7 +489,7 @@ def stance_changes() -> object:
         return told, calls(run)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def runs_only_what_is_compiled() -> object:
     """``torch._dynamo.run`` takes compiled code where there is some."""
 

@@ -27,19 +27,19 @@ def choose(x: torch.Tensor) -> Any:
     return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,))
 
 
-@scenario()
+@scenario("side-effect-tables", "self-referring-closures")
 def cond_compiled() -> object:
     """``torch.cond`` in a compiled function."""
     return calls(compiled(choose))
 
 
-@scenario()
+@scenario("side-effect-tables", "self-referring-closures")
 def cond_eager() -> object:
     """``torch.cond`` outside ``torch.compile``, which compiles itself."""
     return calls(choose)
 
 
-@scenario()
+@scenario("side-effect-tables", "self-referring-closures")
 def cond_with_a_closure() -> object:
     """The branches of ``torch.cond`` close over a tensor."""
     weight = watch(cell=torch.ones(1))
@@ -51,7 +51,7 @@ def cond_with_a_closure() -> object:
     return calls(run)
 
 
-@scenario()
+@scenario("side-effect-tables", "self-referring-closures")
 def cond_nested() -> object:
     """A branch of ``torch.cond`` calls it again."""
 
@@ -61,7 +61,7 @@ def cond_nested() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("side-effect-tables", "self-referring-closures")
 def cond_in_a_module() -> object:
     """The branches of ``torch.cond`` use layers of a module."""
 
@@ -79,7 +79,7 @@ def cond_in_a_module() -> object:
     return calls(compiled(module), 2)
 
 
-@scenario()
+@scenario("side-effect-tables", "self-referring-closures")
 def while_loop_compiled() -> object:
     """``while_loop`` in a compiled function."""
     while_loop = operator("while_loop", "while_loop")
@@ -90,14 +90,14 @@ def while_loop_compiled() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("side-effect-tables", "self-referring-closures")
 def while_loop_eager() -> object:
     """``while_loop`` outside ``torch.compile``."""
     while_loop = operator("while_loop", "while_loop")
     return calls(lambda x: while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (x,))[0])
 
 
-@scenario(torch=">=2.6")
+@scenario("side-effect-tables", "self-referring-closures", torch=">=2.6")
 def scan_compiled() -> object:
     """``scan`` in a compiled function."""
     scan = operator("scan", "scan")
@@ -108,7 +108,7 @@ def scan_compiled() -> object:
     return calls(compiled(run), 2)
 
 
-@scenario(torch=">=2.6")
+@scenario("side-effect-tables", "self-referring-closures", torch=">=2.6")
 def scan_eager() -> object:
     """``scan`` outside ``torch.compile``."""
     scan = operator("scan", "scan")
@@ -119,7 +119,7 @@ def scan_eager() -> object:
     return calls(run, 2)
 
 
-@scenario(torch=">=2.6")
+@scenario("self-referring-closures", torch=">=2.6")
 def associative_scan_compiled() -> object:
     """``associative_scan`` in a compiled function."""
     associative_scan = operator("associative_scan", "associative_scan")
@@ -130,21 +130,21 @@ def associative_scan_compiled() -> object:
     return calls(compiled(run), 2)
 
 
-@scenario()
+@scenario("side-effect-tables", "self-referring-closures")
 def map_compiled() -> object:
     """The ``map`` operator in a compiled function."""
     control_flow = importlib.import_module("functorch.experimental.control_flow")
     return calls(compiled(lambda x: control_flow.map(lambda y: y.sin() + 1, x)), 2)
 
 
-@scenario()
+@scenario("side-effect-tables", "self-referring-closures")
 def map_eager() -> object:
     """The ``map`` operator outside ``torch.compile``."""
     control_flow = importlib.import_module("functorch.experimental.control_flow")
     return calls(lambda x: control_flow.map(lambda y: y.sin() + 1, x), 2)
 
 
-@scenario()
+@scenario("side-effect-tables", "translator-state", "self-referring-closures")
 def flex_attention_compiled() -> object:
     """``flex_attention`` with a score function in a compiled function."""
     from torch.nn.attention.flex_attention import flex_attention
@@ -155,7 +155,7 @@ def flex_attention_compiled() -> object:
     return calls(compiled(lambda x: run(x.reshape(1, 1, -1, 16))), 16)
 
 
-@scenario()
+@scenario("side-effect-tables", "translator-state", "self-referring-closures")
 def flex_attention_with_a_closure() -> object:
     """The score function of ``flex_attention`` reads a tensor from a cell."""
     from torch.nn.attention.flex_attention import flex_attention
@@ -168,7 +168,7 @@ def flex_attention_with_a_closure() -> object:
     return calls(compiled(lambda x: run(x.reshape(1, 1, -1, 16))), 16)
 
 
-@scenario()
+@scenario("side-effect-tables", "self-referring-closures")
 def flex_attention_eager() -> object:
     """``flex_attention`` outside ``torch.compile``."""
     from torch.nn.attention.flex_attention import flex_attention
@@ -179,13 +179,13 @@ def flex_attention_eager() -> object:
     return calls(lambda x: run(x.reshape(1, 1, -1, 16)), 16)
 
 
-@scenario()
+@scenario("translator-state", "self-referring-closures")
 def vmap_compiled() -> object:
     """``vmap`` in a compiled function."""
     return calls(compiled(lambda x: torch.vmap(lambda y: y.sin() + y.sum())(x)), 2)
 
 
-@scenario()
+@scenario("translator-state", "self-referring-closures")
 def vmap_with_a_closure() -> object:
     """The function given to ``vmap`` closes over a tensor and an argument."""
     weight = watch(cell=torch.ones(1))
@@ -197,13 +197,13 @@ def vmap_with_a_closure() -> object:
     return calls(compiled(run), 2)
 
 
-@scenario()
+@scenario("translator-state", "self-referring-closures")
 def grad_compiled() -> object:
     """``torch.func.grad`` in a compiled function."""
     return calls(compiled(lambda x: torch.func.grad(lambda y: y.sin().sum())(x)))
 
 
-@scenario()
+@scenario("translator-state", "self-referring-closures")
 def grad_and_value_compiled() -> object:
     """``torch.func.grad_and_value`` of a function that closes over its caller's local."""
 
@@ -215,31 +215,31 @@ def grad_and_value_compiled() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("translator-state", "self-referring-closures")
 def vmap_of_grad_compiled() -> object:
     """``vmap`` over ``torch.func.grad``."""
     return calls(compiled(lambda x: torch.vmap(torch.func.grad(lambda y: y.sin().sum()))(x)), 2)
 
 
-@scenario()
+@scenario("translator-state", "self-referring-closures")
 def jacrev_compiled() -> object:
     """``torch.func.jacrev`` in a compiled function."""
     return calls(compiled(lambda x: torch.func.jacrev(torch.sin)(x)))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def jvp_compiled() -> object:
     """``torch.func.jvp`` in a compiled function."""
     return calls(compiled(lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1]))
 
 
-@scenario()
+@scenario("translator-state", "self-referring-closures")
 def vjp_compiled() -> object:
     """``torch.func.vjp`` in a compiled function."""
     return calls(compiled(lambda x: torch.func.vjp(torch.sin, x)[1](x)[0]))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def checkpoint_compiled() -> object:
     """A checkpointed function is differentiated."""
 
@@ -249,7 +249,7 @@ def checkpoint_compiled() -> object:
     return calls(compiled(run), grad=True)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def checkpoint_compiled_aot() -> object:
     """A checkpointed function is differentiated, by AOT Autograd."""
 
@@ -259,21 +259,21 @@ def checkpoint_compiled_aot() -> object:
     return calls(compiled(run, backend="aot_eager"), grad=True)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def checkpoint_of_compiled() -> object:
     """A compiled function is checkpointed."""
     run = compiled(lambda y: y.sin().cos(), backend="aot_eager")
     return calls(lambda x: checkpoint(run, x, use_reentrant=False), grad=True)
 
 
-@scenario(torch=">=2.8")
+@scenario("self-referring-closures", torch=">=2.8")
 def nested_region_compiled() -> object:
     """A function marked with ``nested_compile_region`` is called twice."""
     region = torch.compiler.nested_compile_region(lambda x: x.sin() + 1)
     return calls(compiled(lambda x: region(region(x))))
 
 
-@scenario()
+@scenario("translator-state", "self-referring-closures")
 def wrapped_with_a_context() -> object:
     """A transform is called in a context manager, beside a graph break."""
 
@@ -286,7 +286,7 @@ def wrapped_with_a_context() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def foreach_operator() -> object:
     """A ``_foreach`` operator gets a list of inputs."""
     return calls(compiled(lambda x: torch._foreach_add([x, x + 1], 1)[1]))

@@ -81,13 +81,13 @@ class Remembering(torch.nn.Module):
         return y + self.last
 
 
-@scenario()
+@scenario("self-referring-closures")
 def module_linear() -> object:
     """A linear layer is compiled and called."""
     return calls(compiled(watched(torch.nn.Linear(2, 2))), 2)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def module_sequential_training() -> object:
     """A small network is trained for three steps."""
     model = watched(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
@@ -98,13 +98,13 @@ def module_sequential_training() -> object:
     return told, [p.detach() for p in model.parameters()], [p.grad for p in model.parameters()]
 
 
-@scenario()
+@scenario("self-referring-closures")
 def module_enumerates_layers() -> object:
     """A module enumerates its layers."""
     return calls(compiled(watched(Enumerated())), 2)
 
 
-@scenario()
+@scenario("translator-state", "self-referring-closures")
 def module_enumerates_layers_and_breaks() -> object:
     """A module enumerates its layers, and the graph breaks in the loop."""
     return calls(compiled(watched(Enumerated(broken=True))), 2)
@@ -116,19 +116,19 @@ def module_zips_layers_and_breaks() -> object:
     return calls(compiled(watched(Zipped(broken=True))), 2)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def module_calls_layers_in_a_comprehension() -> object:
     """A module calls its layers in a list comprehension."""
     return calls(compiled(watched(Comprehended())), 2)
 
 
-@scenario()
+@scenario("side-effect-tables", "translator-state", "self-referring-closures")
 def module_sets_an_attribute() -> object:
     """A module keeps its result in an attribute, in one whole graph."""
     return calls(compiled(watched(Remembering()), fullgraph=True), 2)
 
 
-@scenario()
+@scenario("side-effect-tables", "translator-state", "self-referring-closures")
 def module_sets_an_attribute_and_breaks() -> object:
     """A module keeps its result in an attribute before a graph break."""
     return calls(compiled(watched(Remembering(broken=True))), 2)
@@ -153,14 +153,14 @@ def module_updates_a_buffer() -> object:
     return calls(compiled(module), 2), module.state_dict()
 
 
-@scenario()
+@scenario("self-referring-closures")
 def module_batch_norm_training() -> object:
     """Batch normalisation updates its statistics."""
     module = watched(torch.nn.BatchNorm1d(2))
     return calls(compiled(module, backend="aot_eager"), 2, grad=True), module.state_dict()
 
 
-@scenario()
+@scenario("side-effect-tables", "self-referring-closures")
 def module_cache_of_keys() -> object:
     """An object that is no module keeps what compiled code appends to it, as a KV cache does."""
 
@@ -177,7 +177,7 @@ def module_cache_of_keys() -> object:
     return calls(lambda x: run(x, cache), 2)
 
 
-@scenario()
+@scenario("translator-state", "self-referring-closures")
 def module_hook_on_forward() -> object:
     """A forward hook changes the output."""
     module = watched(torch.nn.Linear(2, 2))
@@ -185,7 +185,7 @@ def module_hook_on_forward() -> object:
     return calls(compiled(module), 2)
 
 
-@scenario()
+@scenario("translator-state", "self-referring-closures")
 def module_forward_pre_hook() -> object:
     """A forward pre-hook changes the input, and keeps the last one in a cell."""
     last = None
@@ -200,7 +200,7 @@ def module_forward_pre_hook() -> object:
     return calls(compiled(module), 2), last
 
 
-@scenario()
+@scenario("translator-state")
 def module_full_backward_hook() -> object:
     """A full backward hook scales the gradient."""
     module = watched(torch.nn.Linear(2, 2))
@@ -208,7 +208,7 @@ def module_full_backward_hook() -> object:
     return calls(compiled(module), 2, grad=True)
 
 
-@scenario()
+@scenario("side-effect-tables", "translator-state", "self-referring-closures")
 def module_functional_call() -> object:
     """``functional_call`` runs a module with other parameters."""
     module = watched(torch.nn.Linear(2, 2))
@@ -221,7 +221,7 @@ def module_functional_call() -> object:
     return calls(run, 2)
 
 
-@scenario()
+@scenario("side-effect-tables", "translator-state", "self-referring-closures")
 def module_functional_call_fullgraph() -> object:
     """``functional_call`` gets its parameters as an argument, in one whole graph."""
     module = watched(torch.nn.Linear(2, 2))
@@ -261,21 +261,21 @@ def module_compiled_in_place() -> object:
     return calls(module, 2)
 
 
-@scenario()
+@scenario("side-effect-tables", "translator-state", "self-referring-closures")
 def module_method_compiled() -> object:
     """A bound method of a module is compiled."""
     module = watched(Remembering())
     return calls(compiled(module.forward), 2)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def module_in_a_closure() -> object:
     """A compiled function closes over a module."""
     module = watched(torch.nn.Linear(2, 2))
     return calls(compiled(lambda x: module(x) + 1), 2)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def module_as_an_argument() -> object:
     """A compiled function is given a module."""
     module = watched(torch.nn.Linear(2, 2))
@@ -283,7 +283,7 @@ def module_as_an_argument() -> object:
     return calls(lambda x: run(x, module), 2)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def module_training_mode_changes() -> object:
     """A module is compiled again in evaluation mode."""
     module = watched(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.0)))
@@ -301,14 +301,14 @@ def module_lstm() -> object:
     return calls(run, 2)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def module_attention() -> object:
     """An encoder layer with attention."""
     layer = torch.nn.TransformerEncoderLayer(2, 1, 2, dropout=0.0, batch_first=True)
     return calls(compiled(watched(layer)), 1, 2)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def module_copied() -> object:
     """A compiled module is copied, and the copy is called."""
     copy = importlib.import_module("copy")
@@ -326,7 +326,7 @@ def module_lazy() -> object:
     return calls(run, 2)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def module_property() -> object:
     """A module computes its scale in a property."""
 

@@ -100,13 +100,13 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def generator_consumed() -> object:
     """A generator is consumed by ``sum``."""
     return calls(compiled(lambda x: sum(steps(x))))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def generator_in_a_for_loop() -> object:
     """A ``for`` loop runs over a generator."""
 
@@ -119,7 +119,7 @@ def generator_in_a_for_loop() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("translator-state", "self-referring-closures")
 def generator_in_a_for_loop_and_a_break() -> object:
     """A ``for`` loop runs over a generator, and the graph breaks in its body."""
 
@@ -133,7 +133,7 @@ def generator_in_a_for_loop_and_a_break() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("translator-state", "symbol-bindings", "self-referring-closures")
 def generator_that_breaks() -> object:
     """The graph breaks inside a generator."""
 
@@ -145,7 +145,7 @@ def generator_that_breaks() -> object:
     return calls(compiled(lambda x: sum(broken(x))))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def generator_left_unfinished() -> object:
     """A generator is left after its first value."""
 
@@ -157,13 +157,13 @@ def generator_left_unfinished() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def generator_expression_consumed() -> object:
     """A generator expression is consumed."""
     return calls(compiled(lambda x: torch.stack(tuple(x + n for n in range(3)))))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def generator_zipped() -> object:
     """Two generators are zipped."""
 
@@ -173,7 +173,7 @@ def generator_zipped() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("translator-state", "self-referring-closures")
 def generator_enumerated_and_a_break() -> object:
     """A generator is enumerated, and the graph breaks in the loop."""
 
@@ -186,7 +186,7 @@ def generator_enumerated_and_a_break() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def generator_delegates() -> object:
     """A generator delegates to another."""
 
@@ -210,7 +210,7 @@ def generator_returned() -> object:
     return calls(call)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def iterators_of_itertools() -> object:
     """Iterators of ``itertools`` are used over tensors."""
 
@@ -221,7 +221,7 @@ def iterators_of_itertools() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("observed-exceptions", "side-effect-tables", "self-referring-closures")
 def iterator_of_the_users() -> object:
     """A class of the user's own is iterated."""
 
@@ -242,7 +242,7 @@ def iterator_of_the_users() -> object:
     return calls(lambda x: run(x, watch(object=Countdown(x))))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def context_of_the_users() -> object:
     """A context manager of the user's own is entered."""
 
@@ -253,7 +253,7 @@ def context_of_the_users() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("side-effect-tables")
 def context_of_the_users_and_a_break() -> object:
     """The graph breaks in a context manager of the user's own, that is an argument."""
 
@@ -280,7 +280,7 @@ def context_around_a_break() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def context_by_a_generator() -> object:
     """A generator context manager is entered."""
 
@@ -316,7 +316,7 @@ def context_stack() -> object:
     return calls(compiled(run))
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def context_autocast() -> object:
     """Autocast is entered in a compiled function, and the graph breaks in it."""
 
@@ -329,7 +329,7 @@ def context_autocast() -> object:
     return calls(compiled(run), 2)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def context_inference_mode() -> object:
     """A compiled function is called in inference mode."""
     run = compiled(lambda x: x * 2 + 1, backend="aot_eager")
@@ -337,7 +337,7 @@ def context_inference_mode() -> object:
         return calls(run)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def context_set_grad_enabled() -> object:
     """A compiled function switches gradients off and on."""
 
@@ -350,7 +350,7 @@ def context_set_grad_enabled() -> object:
     return calls(compiled(run), grad=True)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def subclass_with_a_torch_function() -> object:
     """A tensor subclass with a torch function of its own is an input."""
     run = compiled(lambda x: torch.sin(x) + 1)
@@ -364,7 +364,7 @@ def subclass_that_wraps() -> object:
     return calls(lambda x: watch(subclass=run(watch(subclass=Wrapper(x)))).inner)
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def subclass_of_parameter() -> object:
     """A subclass of ``Parameter`` is used by a module."""
 
@@ -376,14 +376,14 @@ def subclass_of_parameter() -> object:
     return calls(compiled(module), 2)
 
 
-@scenario(torch=">=2.6")
+@scenario("self-referring-closures", torch=">=2.6")
 def subclass_made_in_the_graph() -> object:
     """A compiled function makes a tensor subclass."""
     run = compiled(lambda x: torch.sin(x.as_subclass(Doubled)) + 1)
     return calls(lambda x: run(x).as_subclass(torch.Tensor))
 
 
-@scenario()
+@scenario("symbol-bindings", "self-referring-closures")
 def mode_around_the_call() -> object:
     """A compiled function is called under a torch-function mode."""
     run = compiled(lambda x: torch.sin(x) + 1)
@@ -395,7 +395,7 @@ def mode_around_the_call() -> object:
     return calls(call)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def mode_in_the_graph() -> object:
     """A torch-function mode is entered in a compiled function."""
 
@@ -418,7 +418,7 @@ def mode_of_dispatch() -> object:
     return calls(call)
 
 
-@scenario()
+@scenario("self-referring-closures")
 def mode_of_a_device() -> object:
     """A compiled function makes tensors under a default device."""
     run = compiled(lambda x: x + torch.ones(1))

@@ -40,13 +40,13 @@ def symbolic_trace_function() -> object:
     return torch.fx.symbolic_trace(watch(function=run))
 
 
-@scenario()
+@scenario("symbolic-traces")
 def symbolic_trace_module() -> object:
     """``torch.fx.symbolic_trace`` of a module, whose trace is run."""
     return torch.fx.symbolic_trace(model(parameters=False))(torch.ones(3, 2))
 
 
-@scenario()
+@scenario("symbolic-traces")
 def symbolic_trace_wrapped() -> object:
     """A function is wrapped for ``torch.fx`` from inside of a user's function."""
     namespace: dict[str, Any] = {"wrap": torch.fx.wrap}
@@ -54,7 +54,7 @@ def symbolic_trace_wrapped() -> object:
     return torch.fx.symbolic_trace(namespace["helper"])(watch(input=torch.ones(3)))
 
 
-@scenario()
+@scenario("symbolic-traces")
 def symbolic_trace_wraps_by_name() -> object:
     """``torch.fx.wrap`` is called by a module that is imported in a user's function."""
     source = "import torch.fx\ndef helper(x):\n    return x + 1\ntorch.fx.wrap('helper')\n"
@@ -62,7 +62,7 @@ def symbolic_trace_wraps_by_name() -> object:
     return "wrapped"
 
 
-@scenario()
+@scenario("symbolic-traces")
 def symbolic_trace_unpacks() -> object:
     """A proxy is unpacked, which looks at the frame that does so."""
 
@@ -73,7 +73,7 @@ def symbolic_trace_unpacks() -> object:
     return torch.fx.symbolic_trace(run)((watch(input=torch.ones(3)), torch.ones(3)))
 
 
-@scenario()
+@scenario("symbolic-traces")
 def symbolic_trace_asserts() -> object:
     """A proxy is asserted, which looks at the frame that does so."""
 
@@ -90,7 +90,7 @@ def symbolic_trace_asserts() -> object:
     return str(Believing().trace(run))
 
 
-@scenario()
+@scenario("symbolic-traces")
 def symbolic_trace_with_a_tracer() -> object:
     """A tracer of the user's own traces a module and is dropped."""
 
@@ -148,7 +148,7 @@ def fake_tensors_made() -> object:
     return tuple(fake.sin().shape)
 
 
-@scenario()
+@scenario("fake-tensor-errors", "symbol-bindings", "self-referring-closures")
 def real_tensors_propagated() -> object:
     """Real tensors are propagated beside the fake ones."""
     from torch._functorch import config
@@ -179,7 +179,7 @@ def aot_function() -> object:
     return x.grad
 
 
-@scenario()
+@scenario("self-referring-closures")
 def inductor_compiles() -> object:
     """Inductor compiles a function, without a kernel of its own."""
     from torch._inductor import config
@@ -189,7 +189,7 @@ def inductor_compiles() -> object:
         return run(watch(input=torch.ones(2, 2)))
 
 
-@scenario(torch=">=2.12")
+@scenario("freezing", torch=">=2.12")
 def inductor_freezes() -> object:
     """Inductor takes the parameters of a model into its graph."""
     from torch._inductor import config
@@ -199,7 +199,7 @@ def inductor_freezes() -> object:
         return torch.compile(module, backend="inductor")(watch(input=torch.ones(3, 2)))
 
 
-@scenario()
+@scenario("self-referring-closures")
 def inductor_trains() -> object:
     """Inductor compiles a function and its backward, without a kernel of its own."""
     from torch._inductor import config
