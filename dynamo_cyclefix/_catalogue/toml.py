@@ -192,14 +192,18 @@ class _Table:
         return value
 
     def text(self, key: str, required: bool = True) -> str:
-        return self._get(key, str, "a non-empty string", required).strip()
+        expected = "a non-empty string"
+        value = self._get(key, str, expected, required)
+        if required and not value.strip():
+            raise self._error(key, value, expected)
+        return value.strip()
 
     def texts(self, key: str, required: bool = True) -> tuple[str, ...]:
         expected = "a list of non-empty strings"
         values = self._get(key, list, expected, required)
         if not all(isinstance(value, str) and value for value in values):
             raise self._error(key, values, expected)
-        return tuple(values)
+        return tuple(dict.fromkeys(values))
 
     def pairs(self, key: str) -> tuple[tuple[str, str], ...]:
         expected = "a table of non-empty strings"
