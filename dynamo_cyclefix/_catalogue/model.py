@@ -23,7 +23,8 @@ class Target(NamedTuple):
 
     Attributes:
         module: the dotted name of the module that defines it.
-        function: its qualified name in that module; ``<locals>`` steps into a nested function.
+        function: its qualified name in that module; ``<locals>`` steps into a nested function,
+            and from there a dot into a class.
         edits: what is changed in it, in this order.
         affected: the torch versions whose function makes the mistake (PEP 440).
         needs_source: whether nothing but the edits will do where the source is missing.
