@@ -116,11 +116,20 @@ def patching_loader(loader: "Any", finder: Waiting) -> "Any":
 
         def exec_module(self, module: "ModuleType") -> None:
             # The module, and whoever asks it for its source or resources, sees its own loader.
-            if module.__spec__ is not None:
-                module.__spec__.loader = loader
+            spec: Any = module.__spec__
+            if spec is not None:
+                spec.loader = loader
             module.__loader__ = loader
             finder.wake()
-            loader.exec_module(module)
+            # The import system has said so already, but not of a module that is executed lazily.
+            said = spec is None or getattr(spec, "_initializing", False)
+            if not said:
+                spec._initializing = True
+            try:
+                loader.exec_module(module)
+            finally:
+                if not said:
+                    spec._initializing = False
             finder.catch_up(module)
 
         def __getattr__(self, name: str) -> "Any":
