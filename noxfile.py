@@ -6,6 +6,9 @@
     nox -s matrix -- --results FILE 2.9.1       keep what is found elsewhere
     nox -s table                                write what was found into docs/compatibility.md
     nox -s sources [-- RELEASE ...]             record the sources of releases
+    nox -s upstream -- PATH [--torch VERSION] [FILE ...]
+                                                PyTorch's own tests, with the patches off and on
+    nox -s downstream -- [LIBRARY ...]          the same for libraries that use torch.compile
 
 What a run found is kept in `docs/matrix.json`, one entry for a release and a Python.  A release
 that could not be installed is "not run".
@@ -18,6 +21,7 @@ import json
 import os
 import platform
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -38,6 +42,8 @@ TABLE = ROOT / "docs" / "compatibility.md"
 README = ROOT / "README.md"  # has a summary
 MARKERS = "<!-- written by `nox -s table` -->", "<!-- /written -->"
 PATCH = "observed-exceptions"  # the patch that gives the project its name
+# The file alone: to import the package would activate it, here and in every child.
+State = runpy.run_path(str(ROOT / "dynamo_cyclefix" / "_patching" / "state.py"))["State"]
 
 RELEASES = (
     *("2.4.1", "2.5.0", "2.5.1", "2.6.0", "2.7.0", "2.7.1", "2.8.0", "2.9.0", "2.9.1", "2.10.0"),
@@ -259,7 +265,7 @@ def table_lines(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             cells = [
                 result["torch_build"],
                 result["python_build"],
-                result["patches"][PATCH],
+                State(result["patches"][PATCH]).words,
                 *(
                     f"{n['before']} → {n['after']} of {n['scenarios']}"
                     for n in (result["named"], result["all"])
@@ -300,3 +306,74 @@ def fetch_sources(session: nox.Session, torch: str, folder: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder, [n for n in archive.namelist() if n.endswith(".py")])
     wheel.unlink()
+
+
+UPSTREAM_PACKAGES = ("expecttest", "hypothesis", "numpy", "parameterized", "pytest", "psutil")
+
+
+@nox.session(venv_backend="none")
+def upstream(session: nox.Session) -> None:
+    """Run PyTorch's own test files with the patches off and on; see tools/paired.py."""
+    parser = argparse.ArgumentParser(prog="nox -s upstream --")
+    parser.add_argument("path", type=Path, help="a checkout of PyTorch, or a folder of its tests")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="default: all below test/dynamo")
+    parser.add_argument("--torch", help="the release; default: the one that runs this")
+    parser.add_argument("--results", type=Path, default=Path("paired.json"))
+    parser.add_argument("--table", type=Path)
+    options = parser.parse_args(session.posargs)
+    tests = options.path / "test" / "dynamo"
+    folder = tests if tests.is_dir() else options.path
+    arguments = [str(folder), *options.files, f"--results={options.results}"]
+    arguments += [f"--table={options.table}"] * bool(options.table)
+    with tempfile.TemporaryDirectory(prefix="upstream-") as scratch:
+        python = sys.executable
+        if options.torch:
+            python = make_environment(
+                session, Path(scratch), f"torch=={options.torch}", *UPSTREAM_PACKAGES, str(ROOT)
+            )
+        session.run(python, str(ROOT / "tools" / "paired.py"), *arguments, external=True)
+
+
+def make_environment(session: nox.Session, folder: Path, *packages: str) -> str:
+    """The interpreter of a new environment with these packages, on CPython 3.11."""
+    venv = folder / "venv"
+    interpreter = str(venv / "bin" / "python")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    uv = shutil.which("uv", path=path)
+    if uv is None:
+        session.error("uv is not installed; install the extra `matrix`")
+    session.run(uv, "venv", "--quiet", "--python", find_python("3.11"), str(venv), external=True)
+    session.run(
+        *(uv, "pip", "install", "--quiet", "--python", interpreter, *packages), external=True
+    )
+    return interpreter
+
+
+# Libraries that use torch.compile and ship their tests in the sdist: what to install beside torch,
+# and the test files to run.
+CONSUMERS: dict[str, dict[str, Sequence[str]]] = {}
+
+
+@nox.session(venv_backend="none")
+def downstream(session: nox.Session) -> None:
+    """Run the tests of libraries that use torch.compile, with the patches off and on."""
+    for name in session.posargs or CONSUMERS:
+        consumer = CONSUMERS[name]
+        with tempfile.TemporaryDirectory(prefix="downstream-") as scratch:
+            folder = Path(scratch)
+            python = make_environment(session, folder, *consumer["packages"], str(ROOT))
+            session.run(
+                *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"),
+                *(
+                    "--no-binary=:all:",
+                    "--no-build-isolation",
+                    f"--dest={folder}",
+                    *consumer["sdist"],
+                ),
+                external=True,
+            )
+            (sdist,) = folder.glob("*.tar.gz")
+            shutil.unpack_archive(sdist, folder / "sdist")
+            (root,) = (folder / "sdist").iterdir()
+            arguments = [str(root), *consumer["files"], "--results=paired.json"]
+            session.run(python, str(ROOT / "tools" / "paired.py"), *arguments, external=True)

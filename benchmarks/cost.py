@@ -132,7 +132,7 @@ for block in range(int(sys.argv[1])):
     compiled = {}
     for to in order:
         switch(to)
-        applied = any(patch.state == "applied" for patch in dynamo_cyclefix.status().patches)
+        applied = any(patch.state.in_place for patch in dynamo_cyclefix.status().patches)
         assert applied == (side == "with"), dynamo_cyclefix.status()
         compiling()  # specializes the interpreter's code
         show("compiling", compiling())

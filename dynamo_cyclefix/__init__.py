@@ -1,11 +1,11 @@
 """Backport of PyTorch's fix for exceptions that leave Dynamo and pin the Python stack.
 
 Importing the package activates it, unless ``DYNAMO_CYCLEFIX=off``.  Every interpreter may pay for
-that import, so it reads this one file: the rest is loaded when torch is, or when it is asked for.
+that import, so it reads this one file, and a small one where a variable of ours is set: the rest is
+loaded when torch is, or when it is asked for.
 """
 
 import sys
-from os import environ
 from time import time
 
 TYPE_CHECKING = False
@@ -16,26 +16,31 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dynamo_cyclefix._errors import CatalogueError, PatchError
+    from dynamo_cyclefix._patching.activation import Activation
     from dynamo_cyclefix._patching.session import activate, deactivate, status
 
 __all__ = ["CatalogueError", "PatchError", "activate", "deactivate", "status"]
 __version__ = "0.1.0"
 
 
-class Waiting:
-    """The meta-path finder; once a submodule of torch is imported, it becomes a ``TargetFinder``.
+class Finder:
+    """The meta-path finder.
 
-    Finds nothing by itself: gives the spec that the other finders find a patching loader.
+    Finds nothing by itself: gives the spec that the other finders find a patching loader.  It waits
+    until a submodule of torch is executed, and gets the :class:`Activation` that patches only then.
     """
 
-    def __init__(self, way: str, strict: bool, patches: str, accept_unseen: bool) -> None:
-        self.way = way
+    def __init__(self, activated_by: str, strict: bool, patches: str, accept_unseen: bool) -> None:
+        self.activated_by = activated_by
         self.since = time()
         self.strict = strict
         self.patches = patches
         self.accept_unseen = accept_unseen
         self.error = ""
+        self.activation: Activation | None = None
         self._asked: set[tuple[str, int]] = set()
+        # Of each thread: the modules that it has executed inside of another one's import.
+        self.inner = sys.modules["_thread"]._local()
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
@@ -60,7 +65,7 @@ class Waiting:
 
     def wants(self, name: str) -> bool:
         """Whether something is to be done when this submodule of torch is imported."""
-        return not self.error
+        return not self.error if self.activation is None else self.activation.wants(name)
 
     def _ask_others(
         self, name: str, path: "Sequence[str] | None", target: "ModuleType | None"
@@ -75,16 +80,20 @@ class Waiting:
                 return spec
         return None
 
-    def wake(self) -> None:
-        """Before a module is executed: load what patches."""
+    def prepare(self) -> None:
+        """Before a module is executed: load what patches.
+
+        Raises:
+            PatchError: in strict mode, if no patch can be applied.
+        """
         try:
             import dynamo_cyclefix
 
-            if dynamo_cyclefix._active is not self:
+            if self.activation is None and dynamo_cyclefix._active is not self:
                 return  # deactivated, or the package was imported anew: then that one patches
-            from dynamo_cyclefix._patching.finder import wake
+            from dynamo_cyclefix._patching.activation import begin
 
-            wake(self)
+            activation = begin(self)
         except Exception as error:
             self.error = f"the installation is damaged: {type(error).__name__}: {error}"
             import contextlib
@@ -100,13 +109,15 @@ class Waiting:
 
                 raise PatchError(self.error) from error
         else:
-            self.wake()  # what it is now
+            activation.patcher()
 
-    def catch_up(self, executed: "ModuleType | None" = None) -> None:
-        """After a module was executed: patch it."""
+    def catch_up(self, executed: "Sequence[ModuleType]" = ()) -> None:
+        """After modules were executed: patch them."""
+        if self.activation is not None:
+            self.activation.catch_up(executed)
 
 
-def patching_loader(loader: "Any", finder: Waiting) -> "Any":
+def patching_loader(loader: "Any", finder: Finder) -> "Any":
     """A loader that executes a module with its own loader, then has it patched."""
 
     # Made here: most interpreters never need it.
@@ -119,9 +130,21 @@ def patching_loader(loader: "Any", finder: Waiting) -> "Any":
             if module.__spec__ is not None:
                 module.__spec__.loader = loader
             module.__loader__ = loader
-            finder.wake()
-            loader.exec_module(module)
-            finder.catch_up(module)
+            finder.prepare()
+            # What one import brings in is patched at its end, together: to find the closures that
+            # exist by then takes a walk over all objects.
+            inner = finder.inner
+            if hasattr(inner, "executed"):
+                loader.exec_module(module)
+                inner.executed.append(module)
+                return
+            try:
+                inner.executed = executed = []
+                loader.exec_module(module)
+                executed.append(module)
+            finally:
+                del inner.executed
+                finder.catch_up(executed)
 
         def __getattr__(self, name: str) -> "Any":
             return getattr(loader, name)
@@ -129,10 +152,10 @@ def patching_loader(loader: "Any", finder: Waiting) -> "Any":
     return PatchingLoader()
 
 
-_active: "Waiting | None" = None
+_active: "Finder | None" = None
 
 
-def _way() -> str:
+def _activated_by() -> str:
     """What imports us: ``site``, which reads the ``.pth`` file of autostart, or the program."""
     frame = sys._getframe().f_back
     while frame and frame.f_code.co_name != "addpackage":
@@ -152,21 +175,30 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-_mode = environ.get("DYNAMO_CYCLEFIX") or "on"
-if _mode in ("on", "strict") and "torch" not in sys.modules:
-    # What `activate` comes to where there is nothing else to do than to wait.
-    _active = Waiting(
-        _way(),
-        _mode == "strict",
-        environ.get("DYNAMO_CYCLEFIX_PATCHES", ""),
-        environ.get("DYNAMO_CYCLEFIX_UNSEEN") == "accept",
-    )
-    sys.meta_path.insert(0, _active)
-elif _mode.strip().lower() != "off":
-    from dynamo_cyclefix._patching.session import activate
+def _start() -> None:
+    global _active
+    # In here, since what the finder can reach outlives all else, and the interpreter's end gets
+    # longer.
+    from os import environ
 
-    activate(way=_way())
-if environ.get("DYNAMO_CYCLEFIX_REPORT") == "1":
-    from dynamo_cyclefix import _report  # noqa: F401 - it writes when the process exits
-# What the finder can reach outlives all else in the process, and the interpreter's end gets longer.
-del environ
+    mode, patches, accept_unseen, report = "on", "", False, False
+    # Where no variable of ours is set there is nothing to judge.
+    if "DYNAMO_CYCLEFIX" in "\n".join(environ):
+        from dynamo_cyclefix._settings import read
+
+        found = read()
+        mode, patches, accept_unseen = found.mode, found.patches, found.accept_unseen
+        report = found.report
+    if mode != "off" and "torch" in sys.modules:
+        from dynamo_cyclefix._patching.session import start
+
+        start(_activated_by())
+    elif mode != "off":
+        # What `activate` comes to where there is nothing else to do than to wait.
+        _active = Finder(_activated_by(), mode == "strict", patches, accept_unseen)
+        sys.meta_path.insert(0, _active)
+    if report:
+        from dynamo_cyclefix import _report  # noqa: F401 - it writes when the process exits
+
+
+_start()

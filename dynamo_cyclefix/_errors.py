@@ -19,3 +19,16 @@ class Refused(Exception):  # noqa: N818 - an outcome, not an error: the function
 
 class SourceMissing(Refused):
     """Refused only because the function's source cannot be read."""
+
+
+class CommandError(Exception):
+    """Why a command ends as it does: the text is printed, and the process ends with the code.
+
+    Args:
+        message: what was found, what was expected and what to do next, in one line.
+        exit_code: 1: what was asked does not hold; 2: it could not be found out.
+    """
+
+    def __init__(self, message: str, exit_code: int = 2) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -3,53 +3,45 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 
 import dynamo_cyclefix
-
-# The state of a process is the first of these that any patch has.
-_ORDER = (
-    "not applied",
-    "applied by a wrapper, source missing",
-    "applied, source not seen before",
-    "applied",
-    "pending",
-    "fixed upstream",
-)
+from dynamo_cyclefix import _json, _settings
+from dynamo_cyclefix._patching.state import State
 
 
 @atexit.register
 def write() -> None:
     """Say what became of the patches."""
     if sys.stderr is not None:
-        line = {"pid": os.getpid(), **_state()}
-        print(f"dynamo-cyclefix: {json.dumps(line)}", file=sys.stderr, flush=True)
+        line = _json.document({"pid": os.getpid(), **_state()})
+        print(f"dynamo-cyclefix: {line}", file=sys.stderr, flush=True)
 
 
 def _state() -> dict[str, object]:
     finder = dynamo_cyclefix._active
     if finder is None:
-        switch = os.environ.get("DYNAMO_CYCLEFIX", "on")
-        return {"state": "off", "reason": f"not active (DYNAMO_CYCLEFIX={switch})"}
-    found: dict[str, object] = {"way": finder.way}
+        return {"state": State.DISABLED, "reason": _settings.not_active()}
+    found: dict[str, object] = {"activated_by": finder.activated_by}
     if "torch" not in sys.modules:
         # Not asked for a status: a process without torch need not load what tells it.
-        state = "not applied" if finder.error else "pending"
+        state = State.REFUSED if finder.error else State.PENDING
         return found | {"state": state, "reason": finder.error or "torch is not imported"}
     try:
         status = dynamo_cyclefix.status()
     except Exception as error:  # of a damaged installation
         reason = finder.error or f"{type(error).__name__}: {error}"
-        return found | {"state": "not applied", "reason": reason}
+        return found | {"state": State.REFUSED, "reason": reason}
     by_state: dict[str, list[str]] = {}
     for patch in status.patches:
-        by_state.setdefault(patch.state.value, []).append(patch.id)
+        by_state.setdefault(patch.state, []).append(patch.id)
     if status.error:
-        state = "not applied"
+        state = State.REFUSED
     else:
-        state = next((state for state in _ORDER if state in by_state), "not affected")
+        # What the operator has switched off does not count, unless that is all.
+        counted = by_state.keys() - {State.DISABLED} or {State.DISABLED}
+        state = min(map(State, counted), key=lambda found: found.rank)
     return found | {
         "state": state,
         "torch": status.torch,

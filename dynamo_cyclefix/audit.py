@@ -24,6 +24,12 @@ too, and audits that overlap or nest all report what is found while they are ope
 Importing this module imports `dynamo_cyclefix`, which activates its patches unless
 ``DYNAMO_CYCLEFIX=off`` is set: set it to see what torch as shipped leaves behind.
 
+Dynamo itself collects young garbage after each compile, from torch 2.7 on, which would hide what an
+earlier compile left. An audit switches that off (``torch._dynamo.config.run_gc_after_compile``),
+until it ends, if ``torch._dynamo`` is imported when it begins: in a program that compiles for the
+first time inside the audit, import it before. From torch 2.12 on, settings are those of a thread:
+if other threads compile, set ``TORCH_DYNAMO_RUN_GC_AFTER_COMPILE=0`` in the environment.
+
 An audit costs four full collections: the garbage from before must not be reported.
 
 The graph is walked here, on indices into the garbage, because neither library tried fits.
@@ -215,9 +221,9 @@ class watch:  # noqa: N801 - used like a function, as contextlib's own context m
     and not judged: catch it inside the block, or use `run`, to have its cycles reported. Beware of
     ``with pytest.raises(...) as info`` inside the block, since `info` keeps the exception alive.
 
-    Once the outermost audit has ended, automatic collection is on or off as it was before; the
-    thresholds, debug flags, callbacks, frozen objects and `gc.garbage` are never changed. The
-    garbage itself is collected, as it would be without an audit.
+    Once the outermost audit has ended, automatic collection, and Dynamo's after each compile, is on
+    or off as it was before; the thresholds, debug flags, callbacks, frozen objects and `gc.garbage`
+    are never changed. The garbage itself is collected, as it would be without an audit.
 
     Raises:
         RuntimeError: used twice; or no collection could be run, because one was going on all the
@@ -236,6 +242,7 @@ class watch:  # noqa: N801 - used like a function, as contextlib's own context m
         self._raised: str | None = None
         self._known: set[int] | None = None
         self._report: Report | None = None
+        self._restores_dynamo = False
 
     def _watch(self, value: object, label: str) -> None:
         for name, found in held.things(value, label):
@@ -262,6 +269,7 @@ class watch:  # noqa: N801 - used like a function, as contextlib's own context m
             self._known = set(_live_exceptions())
             if not _open:
                 _was_enabled = gc.isenabled()
+            self._restores_dynamo = _switch_dynamo(True, False)
             gc.disable()
             _open.append(self)
         return self
@@ -286,7 +294,17 @@ class watch:  # noqa: N801 - used like a function, as contextlib's own context m
                 )
             finally:
                 _open.remove(self)
+                self._restore_dynamo()
                 (gc.enable if _was_enabled and not _open else gc.disable)()
+
+    def _restore_dynamo(self) -> None:
+        """Have Dynamo collect again, at the end of the last audit that relies on it not to."""
+        if self._restores_dynamo:
+            for other in _open:
+                if not other._restores_dynamo:
+                    other._restores_dynamo = True
+                    return
+            _switch_dynamo(False, True)
 
 
 # ---- the collector: everything that touches process-wide state -----------------------------------
@@ -296,6 +314,15 @@ class watch:  # noqa: N801 - used like a function, as contextlib's own context m
 _lock = threading.RLock()
 _open: list[watch] = []
 _was_enabled = True
+
+
+def _switch_dynamo(before: bool, after: bool) -> bool:
+    """Set whether Dynamo collects after a compile; False if it did not do as `before`."""
+    config: Any = sys.modules.get("torch._dynamo.config")
+    if getattr(config, "run_gc_after_compile", None) is not before:  # up to 2.6 there is none
+        return False
+    config.run_gc_after_compile = after
+    return True
 
 
 def _sweep() -> None:

@@ -16,6 +16,10 @@ from dynamo_cyclefix._commands import verify as _verify
 
 ROOT = Path(__file__).parent.parent
 
+# In the child interpreters too: from 2.7 on Dynamo collects young garbage after each compile, so
+# that a frame which a cycle pinned could look as if it had been released.
+os.environ["TORCH_DYNAMO_RUN_GC_AFTER_COMPILE"] = "0"
+
 # For programs that child interpreters run: whether a frame dies with its call.
 RELEASED = """
 import gc
@@ -33,6 +37,8 @@ def helper(x):
 
 
 def released():
+    import torch._dynamo  # else the compile does, and that keeps the frame (pytorch issue 195586)
+
     refs = []
 
     def user():

@@ -34,11 +34,12 @@ import sys
 {RELEASED}
 
 def told():
-    told = {{"pid": os.getpid(), "released": released(), "way": None}}
+    told = {{"pid": os.getpid(), "released": released(), "activated_by": None}}
     if "dynamo_cyclefix" in sys.modules:
         status = sys.modules["dynamo_cyclefix"].status()
-        told |= {{"way": status.way, "since": status.since, "error": status.error}}
-        told["applied"] = [p.id for p in status.patches if p.state.value.startswith("applied")]
+        told |= {{"activated_by": status.activated_by, "since": status.since}}
+        told["error"] = status.error
+        told["applied"] = [p.id for p in status.patches if p.state.in_place]
     return told
 """
 
@@ -259,7 +260,7 @@ def test_an_installation_alone_activates_nothing(
     make_venv: Callable[[str], Venv], install: str
 ) -> None:
     told = json.loads(by_nothing(make_venv(install), "parent").stdout)
-    assert told["way"] is None
+    assert told["activated_by"] is None
     assert not told["released"]
 
 
@@ -270,7 +271,7 @@ def test_a_way_in_releases_frames_of_an_editable_install(
     finished = way(make_venv("editable"), "parent")
     told = json.loads(finished.stdout)
     assert told["released"]
-    assert told["way"] == WAYS[way]
+    assert told["activated_by"] == WAYS[way]
     assert told["since"]
     assert not told["error"]
     assert "observed-exceptions" in told["applied"]
@@ -288,7 +289,7 @@ def test_parent_and_children_of_a_wheel_have_the_patches(
     assert {name: one["released"] for name, one in told.items()} == {
         name: name in reached for name in told
     }
-    assert {told[name]["way"] for name in reached} == {WAYS[way]}
+    assert {told[name]["activated_by"] for name in reached} == {WAYS[way]}
 
 
 @pytest.mark.parametrize("way", ["run", "autostart"])
@@ -305,7 +306,7 @@ def test_every_rank_of_torchrun_has_the_patches(venv: Venv, way: str) -> None:
     told = json.loads(finished.stdout)
     assert [one["rank"] for one in told] == [0, 1]
     assert [one["released"] for one in told] == [True, True]
-    assert [one["way"] for one in told] == [way, way]
+    assert [one["activated_by"] for one in told] == [way, way]
 
 
 def test_off_wins_over_every_way_in(venv: Venv) -> None:
@@ -316,13 +317,13 @@ def test_off_wins_over_every_way_in(venv: Venv) -> None:
         ).stdout
     )
     assert not told["released"]
-    assert told["way"] == ""
+    assert told["activated_by"] == ""
 
 
 def test_a_later_import_does_not_change_the_way(venv: Venv) -> None:
     venv.cli("autostart", "enable")
     directory = venv.cli("sitecustomize-dir").stdout.strip()
-    program = "import dynamo_cyclefix; print(dynamo_cyclefix.status().way)"
+    program = "import dynamo_cyclefix; print(dynamo_cyclefix.status().activated_by)"
     assert venv.run("-c", program, env={"PYTHONPATH": directory}).stdout == "autostart\n"
 
 
@@ -505,7 +506,7 @@ def test_torch_survives_a_damaged_package_and_says_so(
         venv.cli("autostart", "enable")
     else:
         env["PYTHONPATH"] = venv.cli("sitecustomize-dir").stdout.strip()
-    finder = venv.site / "dynamo_cyclefix" / "_patching" / "finder.py"
+    finder = venv.site / "dynamo_cyclefix" / "_patching" / "activation.py"
     if damage == "missing":
         finder.unlink()
     else:
@@ -527,19 +528,19 @@ def test_a_bug_of_ours_is_red_everywhere(venv: Venv) -> None:
     told = json.loads(finished.stdout)
     assert (told["applied"], told["released"]) == ([], False)
     assert finished.stderr.count("no patch is applied: RuntimeError: bug") == 1
-    assert reports(finished)[0]["state"] == "not applied"
+    assert reports(finished)[0]["state"] == "refused"
 
     finished = venv.cli("status", "--json", code=1)
     status = json.loads(finished.stdout)
     assert (status["active"], status["error"]) == (False, "RuntimeError: bug")
-    assert {patch["state"] for patch in status["patches"]} == {"not applied"}
+    assert {patch["state"] for patch in status["patches"]} == {"refused"}
     venv.cli("status", "--require", "applied", code=1)
     assert "RuntimeError: bug" in venv.cli("verify", "missing-key", code=1).stderr
 
     strict = {"DYNAMO_CYCLEFIX": "strict"}
     finished = venv.run("-c", "import torch._dynamo", env=env | strict, code=1)
     assert "PatchError: no patch can be applied (RuntimeError: bug)" in finished.stderr
-    assert reports(finished)[0]["state"] == "not applied"
+    assert reports(finished)[0]["state"] == "refused"
     assert "RuntimeError: bug" in venv.cli("verify", "missing-key", code=2, env=strict).stderr
 
 
@@ -560,7 +561,7 @@ def test_commands_of_a_damaged_package(venv: Venv) -> None:
         assert "the installation is damaged: SyntaxError" in said, command
     assert "SyntaxError" in venv.cli("verify", "missing-key", code=2).stderr
     (report,) = reports(venv.run("-c", "import torch", env={"DYNAMO_CYCLEFIX_REPORT": "1"}))
-    assert report["state"] == "not applied"
+    assert report["state"] == "refused"
     assert "SyntaxError" in report["reason"]
 
 
@@ -637,7 +638,7 @@ def test_sitecustomize_runs_the_one_it_shadows(python: str, tmp_path: Path) -> N
     loaded = "dynamo_cyclefix" in sys.modules
     assert loaded == (sys.version_info >= (3, 10))
     if loaded:
-        assert sys.modules["dynamo_cyclefix"]._active.way == "sitecustomize"
+        assert sys.modules["dynamo_cyclefix"]._active.activated_by == "sitecustomize"
     """
     path = os.pathsep.join([str(ROOT / "dynamo_cyclefix" / "sitecustomize"), str(shadowed)])
     finished = _run(python, "-c", textwrap.dedent(program), shadowed, env={"PYTHONPATH": path})
@@ -664,7 +665,7 @@ def test_a_zipped_package(make_venv: Callable[[str], Venv], wheel: Path) -> None
     assert directory == str(wheel / "dynamo_cyclefix" / "sitecustomize")
     told = json.loads(venv.run("parent.py", env={"PYTHONPATH": directory}).stdout)
     assert told["released"]
-    assert told["way"] == "sitecustomize"
+    assert told["activated_by"] == "sitecustomize"
     said = venv.cli("autostart", "enable", "--json", env=env).stdout
     assert json.loads(said)["new_interpreter"] == "autostart"
 
@@ -685,7 +686,7 @@ def test_two_copies_on_the_path(venv: Venv, wheel: Path, tmp_path: Path) -> None
     import probe
     mixed = probe.released()
     import dynamo_cyclefix
-    finders = [f for f in sys.meta_path if type(f).__name__ == "TargetFinder"]
+    finders = [f for f in sys.meta_path if type(f).__name__ == "Finder"]
     print(json.dumps([first, mixed, dynamo_cyclefix.__file__, len(finders), probe.told()]))
     """
     path = os.pathsep.join([directory, str(venv.programs)])
@@ -704,7 +705,7 @@ def test_two_copies_on_the_path(venv: Venv, wheel: Path, tmp_path: Path) -> None
 
 SELF = """
 import json, os, sys
-ours = os.environ.get("DYNAMO_CYCLEFIX_WAY") == "run"
+ours = os.environ.get("DYNAMO_CYCLEFIX_ACTIVATED_BY") == "run"
 path = [entry for entry in sys.path if not entry.endswith(os.path.join("dynamo_cyclefix", "sitecustomize"))]
 main = sys.modules["__main__"]
 print(json.dumps({
@@ -800,14 +801,14 @@ def test_require_applied_asks_a_new_interpreter(venv: Venv) -> None:
         assert "a new interpreter is not activated" in finished.stderr
     assert not json.loads(finished.stdout)["active"]
     # An import in the process that asks is no help.
-    assert json.loads(venv.cli("status", "--json").stdout)["way"] == "import"
+    assert json.loads(venv.cli("status", "--json").stdout)["activated_by"] == "import"
 
     venv.cli("autostart", "enable")
     status = json.loads(venv.cli("status", "--require", "applied", "--json").stdout)
-    assert status["way"] == "autostart"
+    assert status["activated_by"] == "autostart"
     states = {patch["state"] for patch in status["patches"]}
     # Not every patch is for this release.
-    assert "applied" in states <= {"applied", "fixed upstream", "not affected"}
+    assert "applied" in states <= {"applied", "fixed-upstream", "not-affected"}
 
     off = {"DYNAMO_CYCLEFIX": "off"}
     finished = venv.cli("status", "--require", "applied", code=1, env=off)
@@ -843,12 +844,12 @@ def test_a_report_is_one_line_of_json(venv: Venv) -> None:
     finished = venv.run("parent.py", env=env)
     told = json.loads(finished.stdout)
     (report,) = reports(finished)
-    assert (report["pid"], report["way"]) == (told["pid"], "autostart")
+    assert (report["pid"], report["activated_by"]) == (told["pid"], "autostart")
     assert report["state"].startswith("applied")
 
     (report,) = reports(venv.run("-c", "pass", env=env))
-    assert (report["state"], report["way"]) == ("pending", "autostart")
+    assert (report["state"], report["activated_by"]) == ("pending", "autostart")
 
     (report,) = reports(venv.run("-c", "pass", env=env | {"DYNAMO_CYCLEFIX": "off"}))
-    assert report["state"] == "off"
+    assert report["state"] == "disabled"
     assert not reports(venv.run("-c", "pass"))

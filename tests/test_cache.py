@@ -13,11 +13,11 @@ import pytest
 from conftest import run_child
 from test_rewrite import SAMPLES, Sample
 
-from dynamo_cyclefix import _rewriting as _rewrite
-from dynamo_cyclefix import _store
-from dynamo_cyclefix._catalogue import toml as _catalogue
+from dynamo_cyclefix import _rewriting, _store
+from dynamo_cyclefix._catalogue import toml
 from dynamo_cyclefix._errors import Refused
-from dynamo_cyclefix._patching import cache as _cache
+from dynamo_cyclefix._patching import cache
+from dynamo_cyclefix._rewriting.edits import Release
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +32,12 @@ def files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("dynamo_cyclefix.sample.*") if path.is_file()]
 
 
-def rewrite(sample: Sample) -> _rewrite.Rewrite:
+def rewrite(sample: Sample) -> _rewriting.Rewrite:
     """As at one start of an interpreter."""
-    cache = _cache.Cache("sample", sample.text)
+    kept = cache.Cache("sample", sample.text)
     code = sample.live(sample.load()).__code__
-    found = cache.rewrite(code, sample.target.outermost, [sample.target])
-    cache.save()
+    found = kept.rewrite(code, sample.target.outermost, [sample.target])
+    kept.save()
     return found
 
 
@@ -45,13 +45,13 @@ def rewrite(sample: Sample) -> _rewrite.Rewrite:
 def derived(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the functions whose code was derived rather than found."""
     names: list[str] = []
-    original = _rewrite.rewrite
+    original = _rewriting.rewrite
 
-    def counting(*args: object) -> _rewrite.Rewrite:
+    def counting(*args: object) -> _rewriting.Rewrite:
         names.append(str(args[2]))
         return original(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_rewrite, "rewrite", counting)
+    monkeypatch.setattr(_rewriting, "rewrite", counting)
     return names
 
 
@@ -62,8 +62,8 @@ def test_the_second_start_finds_what_the_first_derived(
     first, second = rewrite(SAMPLES[name]), rewrite(SAMPLES[name])
     assert len(derived) == 1
     assert len(files(folder)) == 1
-    assert _rewrite.differs(first.original, second.original) is None
-    assert _rewrite.differs(first.replacement, second.replacement) is None
+    assert _rewriting.differs(first.original, second.original) is None
+    assert _rewriting.differs(first.replacement, second.replacement) is None
     assert (first.block, first.is_fixed) == (second.block, second.is_fixed) != ("", True)
 
 
@@ -105,8 +105,8 @@ def test_another_source_is_derived_anew(change: str, derived: list[str]) -> None
 def test_other_targets_are_derived_anew(derived: list[str]) -> None:
     rewrite(PLAIN)
     code = PLAIN.live(PLAIN.load()).__code__
-    target = PLAIN.target._replace(closures=("other",))
-    _cache.Cache("sample", PLAIN.text).rewrite(code, "handle", [target])
+    target = PLAIN.target._replace(edits=(Release(("error",), ("other",)),))
+    cache.Cache("sample", PLAIN.text).rewrite(code, "handle", [target])
     assert len(derived) == 2
 
 
@@ -114,7 +114,7 @@ def test_code_that_is_not_of_the_source_is_refused_as_without_the_cache() -> Non
     rewrite(PLAIN)
     code = Sample(PLAIN.text.replace("raise error", "raise error from None")).load()["handle"]
     with pytest.raises(Refused, match="the source on disk is not what runs"):
-        _cache.Cache("sample", PLAIN.text).rewrite(code.__code__, "handle", [PLAIN.target])
+        cache.Cache("sample", PLAIN.text).rewrite(code.__code__, "handle", [PLAIN.target])
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "changed", "no file", "a directory", "writer"])
@@ -125,7 +125,7 @@ def test_a_damaged_cache_is_made_anew(
     (file,) = files(folder)
     content = file.read_bytes()
     if damage == "writer":  # another version of the rewrite
-        monkeypatch.setattr(_cache, "_MADE_BY", b"another")
+        monkeypatch.setattr(cache, "_MADE_BY", b"another")
     elif damage == "changed":
         file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     elif damage == "cut":
@@ -252,12 +252,12 @@ def test_a_replacement_is_checked_when_it_is_read(
     change: dict[str, Any], derived: list[str]
 ) -> None:
     good = rewrite(PLAIN).replacement
-    digest, entries = _store.read("sample", _cache._MADE_BY)
+    digest, entries = _store.read("sample", cache._MADE_BY)
     ((key, (original, replacement, block)),) = entries.items()
     bad = replacement.replace(**change)
-    assert _rewrite.differs(bad, replacement)
-    _store.write("sample", (digest, {key: (original, bad, block)}), _cache._MADE_BY)
-    assert _rewrite.differs(rewrite(PLAIN).replacement, good) is None
+    assert _rewriting.differs(bad, replacement)
+    _store.write("sample", (digest, {key: (original, bad, block)}), cache._MADE_BY)
+    assert _rewriting.differs(rewrite(PLAIN).replacement, good) is None
     assert len(derived) == 2
 
 
@@ -278,19 +278,19 @@ def test_where_nothing_can_be_written(
 
 
 def test_the_catalogue_is_parsed_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = _catalogue.load()
+    first = toml.load()
     assert len(list(folder.rglob("dynamo_cyclefix.patches.*"))) == 1
     monkeypatch.setitem(sys.modules, "tomllib" if sys.version_info >= (3, 11) else "tomli", None)
-    assert _catalogue.load() == first
+    assert toml.load() == first
     # Another file, a changed one, a removed one: parsed again.
-    files = sorted(Path(str(_catalogue.directory())).glob("*.toml"))
+    files = sorted(Path(str(toml.directory())).glob("*.toml"))
     for change in ("\n", None):
         shutil.rmtree(folder / "patches", ignore_errors=True)
         shutil.copytree(files[0].parent, folder / "patches")
         changed = folder / "patches" / files[0].name
         changed.write_text(changed.read_text() + change) if change else changed.unlink()
         with pytest.raises(ImportError):
-            _catalogue.load(folder / "patches")
+            toml.load(folder / "patches")
 
 
 def test_it_is_kept_where_an_uninstallation_leaves_nothing_to_import() -> None:
@@ -302,15 +302,14 @@ def test_it_is_kept_where_an_uninstallation_leaves_nothing_to_import() -> None:
 
 START = """
 import gc, json, os, sys, weakref
-from dynamo_cyclefix import _store
-from dynamo_cyclefix import _rewriting as _rewrite
+from dynamo_cyclefix import _rewriting, _store
 sys.dont_write_bytecode = False
 _store._path = lambda name: os.path.join({folder!r}, name)
-derived, original = [], _rewrite.rewrite
+derived, original = [], _rewriting.rewrite
 def rewrite(source, code, qualname, targets):
     derived.append(qualname)
     return original(source, code, qualname, targets)
-_rewrite.rewrite = rewrite
+_rewriting.rewrite = rewrite
 import torch, torch._dynamo
 import dynamo_cyclefix
 

@@ -12,7 +12,9 @@ import pytest
 from conftest import ROOT, run_child
 
 from dynamo_cyclefix import CatalogueError
-from dynamo_cyclefix._catalogue import toml as _catalogue
+from dynamo_cyclefix._catalogue import toml
+from dynamo_cyclefix._catalogue.model import Patch
+from dynamo_cyclefix._rewriting.edits import Release
 
 GOOD = """
 id = "good"
@@ -23,7 +25,7 @@ affected = ">=2.5,<2.15"
 [[targets]]
 module = "torch.one"
 function = "Class.method.<locals>.inner"
-names = ["error"]
+edits = [{ release = ["error"] }]
 """
 
 
@@ -41,20 +43,21 @@ def without(key: str) -> str:
 
 
 def test_what_ships_loads() -> None:
-    catalogue = _catalogue.load()
+    catalogue = toml.load()
     observed = catalogue.patches["observed-exceptions"]
     assert observed.upstream.endswith("/pull/197567")
     (target,) = observed.targets
     assert (
         target.key == "torch._dynamo.symbolic_convert:InstructionTranslatorBase.exception_handler"
     )
-    assert target.names == ("raised_exception",)
-    assert target.helpers == ("bubble_exception_to_interpreter",)
+    assert target.edits == (
+        Release(("raised_exception",), helpers=("bubble_exception_to_interpreter",)),
+    )
     assert "torch._dynamo.symbolic_convert" in catalogue.modules
 
 
-@pytest.mark.parametrize("patch", _catalogue.load().patches.values(), ids=lambda patch: patch.id)
-def test_each_patch_that_ships_tells_the_user_enough(patch: _catalogue.Patch) -> None:
+@pytest.mark.parametrize("patch", toml.load().patches.values(), ids=lambda patch: patch.id)
+def test_each_patch_that_ships_tells_the_user_enough(patch: Patch) -> None:
     assert patch.title
     assert "\n" not in patch.title
     assert patch.why
@@ -64,7 +67,7 @@ def test_each_patch_that_ships_tells_the_user_enough(patch: _catalogue.Patch) ->
 
 
 def test_known_sources_are_of_targets() -> None:
-    catalogue = _catalogue.load()
+    catalogue = toml.load()
     keys = {f"{t.module}:{t.outermost}" for _, t in catalogue.targets()}
     assert set(catalogue.sources) <= keys
     for known in catalogue.sources.values():
@@ -75,26 +78,25 @@ def test_known_sources_are_of_targets() -> None:
 
 
 def test_a_good_file(tmp_path: Path) -> None:
-    (patch,) = _catalogue.load(write(tmp_path, good=GOOD)).patches.values()
+    (patch,) = toml.load(write(tmp_path, good=GOOD)).patches.values()
     (target,) = patch.targets
     assert (patch.id, patch.upstream) == ("good", "")
     assert target.outermost == "Class.method"
-    assert (target.helpers, target.closures) == ((), ())
+    assert target.edits == (Release(("error",)),)
     assert target.affected.contains("2.14.1")
     assert not target.affected.contains("2.15.0")
     with pytest.raises(AttributeError):
         patch.id = "other"  # type: ignore[misc]
     with pytest.raises(AttributeError):
-        target.names = ()  # type: ignore[misc]
+        target.edits = ()  # type: ignore[misc]
 
 
 def test_a_target_may_have_versions_of_its_own(tmp_path: Path) -> None:
-    text = GOOD + 'affected = "==2.9.*"\nhelpers = ["report"]\nclosures = ["<lambda>"]\n'
-    (patch,) = _catalogue.load(write(tmp_path, good=text)).patches.values()
+    text = GOOD + 'affected = "==2.9.*"\n'
+    (patch,) = toml.load(write(tmp_path, good=text)).patches.values()
     (target,) = patch.targets
     assert target.affected.contains("2.9.1")
     assert not target.affected.contains("2.10.0")
-    assert (target.helpers, target.closures) == (("report",), ("<lambda>",))
 
 
 @pytest.mark.parametrize(
@@ -106,16 +108,14 @@ def test_a_target_may_have_versions_of_its_own(tmp_path: Path) -> None:
         (without("affected"), ["key 'affected'", "missing", "a non-empty string"]),
         (without("module"), ["[[targets]] 1", "key 'module'", "missing", "a non-empty string"]),
         (without("function"), ["[[targets]] 1", "key 'function'", "missing"]),
-        (without("names"), ["[[targets]] 1", "key 'names'", "missing", "a list of non-empty"]),
+        (without("edits"), ["[[targets]] 1", "key 'edits'", "missing", "[[edits]] tables"]),
         (GOOD.partition("[[")[0], ["key 'targets'", "missing", "one or more [[targets]] tables"]),
         (GOOD.replace('"good"', "7"), ["key 'id'", "found 7", "a non-empty string"]),
         (GOOD.replace('"good"', '""'), ["key 'id'", "found ''", "a non-empty string"]),
-        (GOOD.replace('["error"]', '"error"'), ["key 'names'", "found 'error'", "a list of"]),
-        (GOOD.replace('["error"]', "[]"), ["key 'names'", "found []", "a list of"]),
-        (GOOD.replace('["error"]', "[1]"), ["key 'names'", "found [1]", "a list of"]),
+        (GOOD.replace("edits = [", "edits = [1, "), ["key 'edits'", "[[edits]] tables"]),
         (GOOD.replace(">=2.5", "2.5 and up"), ["key 'affected'", "found '2.5 and up,", "PEP 440"]),
         (GOOD + 'affected = "~2"', ["[[targets]] 1", "key 'affected'", "found '~2'", "PEP 440"]),
-        (GOOD + 'helper = ["x"]', ["[[targets]] 1", "key 'helper'", "unknown", "helpers"]),
+        (GOOD + 'names = ["x"]', ["[[targets]] 1", "key 'names'", "unknown", "edits"]),
         ('titel = "x"\n' + GOOD, ["key 'titel'", "unknown", "expected one of", "title"]),
         (GOOD.replace("[[targets]]", "[targets]"), ["key 'targets'", "[[targets]] tables"]),
         ("id = good\n", ["found invalid TOML", "line 1"]),
@@ -126,7 +126,7 @@ def test_a_malformed_file_is_told_what_and_where(
 ) -> None:
     write(tmp_path, fine=GOOD.replace('"good"', '"fine"').replace("torch.one", "torch.two"))
     with pytest.raises(CatalogueError) as error:
-        _catalogue.load(write(tmp_path, broken=text))
+        toml.load(write(tmp_path, broken=text))
     message = str(error.value)
     assert message.startswith("patches/broken.toml")
     assert "\n" not in message
@@ -138,31 +138,31 @@ def test_an_id_must_be_unique(tmp_path: Path) -> None:
     with pytest.raises(
         CatalogueError, match=r"^patches/two\.toml: key 'id': found 'good' a second"
     ):
-        _catalogue.load(write(tmp_path, one=GOOD, two=GOOD))
+        toml.load(write(tmp_path, one=GOOD, two=GOOD))
 
 
 def test_a_function_belongs_to_one_patch(tmp_path: Path) -> None:
     other = GOOD.replace('"good"', '"other"').replace(".<locals>.inner", "")
     with pytest.raises(CatalogueError) as error:
-        _catalogue.load(write(tmp_path, one=GOOD, two=other))
+        toml.load(write(tmp_path, one=GOOD, two=other))
     for part in ("'other'", "'good'", "torch.one:Class.method", "one patch for a function"):
         assert part in str(error.value)
 
 
 def test_an_empty_directory(tmp_path: Path) -> None:
     with pytest.raises(CatalogueError, match="found no patch file"):
-        _catalogue.load(tmp_path)
+        toml.load(tmp_path)
 
 
 def test_a_missing_directory(tmp_path: Path) -> None:
     with pytest.raises(CatalogueError, match="cannot be read"):
-        _catalogue.load(tmp_path / "missing")
+        toml.load(tmp_path / "missing")
 
 
 def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(GOOD.encode() + b"# \xe9\n")
     with pytest.raises(CatalogueError, match="cannot be read"):
-        _catalogue.load(tmp_path)
+        toml.load(tmp_path)
 
 
 # ---- distributions -------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ FILES = {file.name for file in (ROOT / "patches").glob("*.toml")}
 
 LIST = """
     import json
-    from dynamo_cyclefix._catalogue import toml as _catalogue
-    print(json.dumps([str(_catalogue.directory()), sorted(_catalogue.load().patches)]))
+    from dynamo_cyclefix._catalogue import toml
+    print(json.dumps([str(toml.directory()), sorted(toml.load().patches)]))
 """
 
 
@@ -213,7 +213,7 @@ def test_wheel_has_the_patches_and_runs_without_the_checkout(
     assert not [name for name in names if name.startswith(("tests/", "patches/"))]
     directory, patches = run_child(LIST, path=[tmp_path]).json
     assert Path(directory) == tmp_path / "dynamo_cyclefix" / "patches"
-    assert patches == sorted(_catalogue.load().patches)
+    assert patches == sorted(toml.load().patches)
 
 
 def test_checkout_finds_the_patches_beside_it() -> None:
@@ -225,4 +225,4 @@ def test_a_zipped_wheel_finds_the_patches(distributions: tuple[Path, Path]) -> N
     _, wheel = distributions
     directory, patches = run_child(LIST, path=[wheel]).json
     assert directory.startswith(str(wheel))
-    assert patches == sorted(_catalogue.load().patches)
+    assert patches == sorted(toml.load().patches)

@@ -26,6 +26,7 @@ from dynamo_cyclefix import scenarios
 from dynamo_cyclefix._catalogue import gate as _gate
 from dynamo_cyclefix._catalogue import toml as _catalogue
 from dynamo_cyclefix._commands import verify as _verify
+from dynamo_cyclefix._patching.state import State
 
 TORCH = Path(importlib.util.find_spec("torch").origin).parent
 VERSION = re.search(r"__version__ = '(.+)'", (TORCH / "version.py").read_text("utf-8"))[1]
@@ -39,12 +40,8 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "foreign-builds.md"
 NAMES = list(scenarios.load())
 SCENARIOS = ("missing-key", "division-by-zero")
 
-UNSEEN = "applied, source not seen before"
 RECORDED = {r for releases in CATALOGUE.sources.get(TARGET.key, {}).values() for r in releases}
-APPLIED = "applied" if Version(VERSION).base_version in RECORDED else UNSEEN
-WRAPPED = "applied by a wrapper, source missing"
-FIXED = "fixed upstream"
-LEFT = "not applied"
+APPLIED = State.APPLIED if Version(VERSION).base_version in RECORDED else State.UNSEEN
 
 needs_the_mistake = pytest.mark.skipif(
     not _gate.is_affected(VERSION, TARGET.affected), reason=f"torch {VERSION} is not affected"
@@ -146,7 +143,7 @@ class Build:
         strict: whether strict mode raises.
     """
 
-    state: str
+    state: State
     reason: str
     files: Callable[[], dict[PurePath, bytes | None]] = dict
     before: str = ""
@@ -156,7 +153,7 @@ class Build:
 
 
 def left(reason, **differences):
-    return Build(LEFT, reason, **{"pinned": (True, True), "strict": True, **differences})
+    return Build(State.REFUSED, reason, **{"pinned": (True, True), "strict": True, **differences})
 
 
 def one_file(make):
@@ -238,7 +235,7 @@ def in_zip():
 BUILDS = {
     "unaltered": Build(APPLIED, "", one_file(source)),
     "cherry-picked fix": Build(
-        FIXED,
+        State.FIXED,
         "the code releases the exception",
         lambda: {
             MODULE: altered(with_the_fix).encode(),
@@ -249,7 +246,7 @@ BUILDS = {
         pinned=(False, False),
     ),
     "extra argument": Build(
-        UNSEEN,
+        State.UNSEEN,
         "passed every structural check",
         one_file(
             lambda: altered(
@@ -270,7 +267,7 @@ BUILDS = {
         ),
     ),
     "decorator that names what it wraps": Build(
-        UNSEEN,
+        State.UNSEEN,
         r"beneath torch._dynamo.symbolic_convert.*note, which is not patched",
         one_file(lambda: with_decorator(DECORATOR)),
     ),
@@ -285,7 +282,7 @@ BUILDS = {
         ),
     ),
     "extra statements": Build(
-        UNSEEN,
+        State.UNSEEN,
         "passed every structural check",
         one_file(lambda: with_statements("self.escaped = getattr(self, 'escaped', 0) + 1")),
     ),
@@ -296,7 +293,7 @@ BUILDS = {
         pinned=(True, True),
     ),
     "compiled only": Build(
-        WRAPPED,
+        State.WRAPPED,
         "installed without its source",
         lambda: {MODULE: None, SOURCELESS: cached(source())},
     ),
@@ -313,22 +310,22 @@ BUILDS = {
         before=f"{IMPORTED}    file.write_text('# edited' + chr(10) + file.read_text())",
     ),
     "source removed after the import": Build(
-        WRAPPED,
+        State.WRAPPED,
         "no source of torch._dynamo.symbolic_convert can be read",
         one_file(source),
         before=f"{IMPORTED}    file.unlink()",
     ),
     "source that is no text": Build(
-        WRAPPED,
+        State.WRAPPED,
         "no source of torch._dynamo.symbolic_convert can be read",
         lambda: {MODULE: source().encode() + b"# \xff\n", CACHED: cached(source())},
     ),
     "directory in the source's place": Build(
-        WRAPPED,
+        State.WRAPPED,
         "installed without its source",
         lambda: {MODULE / "nothing": b"", SOURCELESS: cached(source())},
     ),
-    "frozen into an archive": Build(WRAPPED, "no source of", in_archive, before=ARCHIVE),
+    "frozen into an archive": Build(State.WRAPPED, "no source of", in_archive, before=ARCHIVE),
     "zipped with its source": Build(APPLIED, "", in_zip),
     "replaced by a tool before us": left(
         "replaced by __main__.replacement before us", before=IMPORTED + REPLACEMENT
@@ -392,7 +389,7 @@ seen = {{name: dataclasses.asdict(scenarios.observe(every[name])) for name in {n
 value = torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist()
 (patch,) = (p for p in dynamo_cyclefix.status().patches if p.id == "observed-exceptions")
 active = dynamo_cyclefix._active
-swapped = [patch_id for patch_id, _ in active.patcher().swaps()] if active else []
+replaced = [patch_id for patch_id, _ in active.activation.patcher().changes()] if active else []
 strict = ""
 logging.disable(logging.WARNING)
 try:
@@ -405,7 +402,7 @@ print(json.dumps({{
     "value": value,
     "state": patch.state,
     "reason": patch.reason,
-    "swapped": patch.id in swapped,
+    "replaced": patch.id in replaced,
     "strict": strict,
 }}))
 """
@@ -435,8 +432,8 @@ def test_foreign_build(name, tmp_path):
             assert side["seen"][scenario]["pinned"] is pinned
             assert side["seen"][scenario]["freed"]
     # Left means left: nothing of ours is in it, which is said once, and refused in strict mode.
-    assert on["swapped"] is (build.state not in (FIXED, LEFT) or bool(build.after))
-    assert warnings == (build.state == LEFT and not build.after)
+    assert on["replaced"] is (build.state not in (State.FIXED, State.REFUSED) or bool(build.after))
+    assert warnings == (build.state == State.REFUSED and not build.after)
     assert bool(on["strict"]) is build.strict
 
 
@@ -445,7 +442,7 @@ def test_the_document_tells_the_outcome(name):
     (row,) = (r for r in DOCUMENT.read_text("utf-8").splitlines() if r.startswith(f"| {name} |"))
     told = row.split("|")[2].strip()
     state = BUILDS[name].state
-    assert told == state or (told == "applied" and state == APPLIED)
+    assert told == state.words or (told == "applied" and state == APPLIED)
 
 
 # The wrapper, forced: the sources of the installed torch are hidden from a child
@@ -457,7 +454,7 @@ def hide(self, name):
     return None if name.startswith("torch.") else get_source(self, name)
 SourceFileLoader.get_source = hide
 """
-OURS = re.compile(r"[/\\]dynamo_cyclefix[/\\]_wrapper\.py")
+OURS = re.compile(r"[/\\]dynamo_cyclefix[/\\]_patching[/\\]wrapper\.py")
 # Where a text lists frames (that of 2.8's `ConstraintViolationError`): ours, and those that are not
 # of Python, some of which are wrapt's.
 LISTED = re.compile(
@@ -483,15 +480,15 @@ def test_the_wrapper_releases_frames(hidden, name):
     off, on = hidden
     before, after = (observation(side, name) for side in (off, on))
     states = {patch["id"]: patch["state"] for patch in on.status["patches"]}
-    assert states["observed-exceptions"] == WRAPPED
+    assert states["observed-exceptions"] == State.WRAPPED
     (claims,) = (found["patches"] for found in on.ready["scenarios"] if found["name"] == name)
     if not before["pinned"]:
         assert not after["pinned"]
         pytest.skip("the control pins nothing on this release")
-    if "observed-exceptions" not in claims or LEFT in {states[patch] for patch in claims}:
+    if "observed-exceptions" not in claims or State.REFUSED in {states[patch] for patch in claims}:
         pytest.skip("not the wrapper's")
     own_args = "AsPythonConstantNotImplementedError" in after["garbage_types"]
-    if own_args and states["unsupported-constants"] == LEFT:
+    if own_args and states["unsupported-constants"] == State.REFUSED:
         pytest.skip("torch 2.7's exception that holds itself: no wrapper can cut that")
     assert not after["pinned"]
     assert after["garbage_frames"] == 0

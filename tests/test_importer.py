@@ -71,7 +71,7 @@ def observed():
     import dynamo_cyclefix
     patches = {patch.id: patch for patch in dynamo_cyclefix.status().patches}
     patch = patches["observed-exceptions"]
-    return patch.state.value.partition(",")[0], patch.reason
+    return patch.state.value.partition("-unseen")[0], patch.reason
 
 def lines(level):
     return [text for name, text, _ in records if name == level and "observed-exc" in text]
@@ -93,11 +93,13 @@ def imported(statement: str, **env: str) -> set[str]:
     return {line.rpartition("|")[2].strip() for line in stderr.splitlines()}
 
 
-@pytest.mark.parametrize("mode", ["on", "strict", "off", ""])
-def test_the_import_is_light(mode: str) -> None:
-    ours = imported("import dynamo_cyclefix", DYNAMO_CYCLEFIX=mode)
+@pytest.mark.parametrize("mode", [None, "on", "strict", "off", ""])
+def test_the_import_is_light(mode: str | None) -> None:
+    variables = {} if mode is None else {"DYNAMO_CYCLEFIX": mode}
+    ours = imported("import dynamo_cyclefix", **variables)
     theirs = imported("pass")
-    assert ours - theirs == {"dynamo_cyclefix"}
+    judging = {"dynamo_cyclefix._settings"} if variables else set()
+    assert ours - theirs == {"dynamo_cyclefix"} | judging
 
 
 def test_without_torch() -> None:
@@ -268,7 +270,7 @@ def test_deactivated_while_torch_is_imported() -> None:
         sys.meta_path.pop(0)
         dynamo_cyclefix.activate()
         states = {patch.state.value for patch in dynamo_cyclefix.status().patches}
-        print(json.dumps([off, "not applied" in states]))
+        print(json.dumps([off, "refused" in states]))
         """
     )
     assert finished.json == [[False, True], False]
@@ -296,7 +298,7 @@ def test_threads_that_activate_and_deactivate_at_once() -> None:
         taken_back = function.__code__ is original
         dynamo_cyclefix.activate()
         states = {patch.state.value for patch in dynamo_cyclefix.status().patches}
-        print(json.dumps([taken_back, function.__code__ is original, "not applied" in states]))
+        print(json.dumps([taken_back, function.__code__ is original, "refused" in states]))
         """
     )
     assert finished.json == [True, False, False]
@@ -351,7 +353,7 @@ def test_off() -> None:
     )
     *states, first_finder, log = result
     assert states == [True, "disabled", True, "disabled", True]
-    assert first_finder != "TargetFinder"
+    assert first_finder != "Finder"
     assert log == ["not activated: DYNAMO_CYCLEFIX=off"]
 
 
@@ -377,7 +379,7 @@ def test_an_unknown_value_is_a_warning_and_means_on() -> None:
     (line,) = log
     assert line[:2] == [
         "WARNING",
-        "DYNAMO_CYCLEFIX='maybe' is unknown, expected off, on or strict; it counts as on",
+        "DYNAMO_CYCLEFIX='maybe' is unknown, expected on, off or strict; it counts as on",
     ]
 
 
@@ -445,7 +447,7 @@ def test_a_replaced_function_is_left_alone(place: str) -> None:
         + "pinned()\n"
         + "print(json.dumps([*observed(), lines('WARNING'), lines('INFO'), code().co_filename]))"
     )
-    assert state == "not applied"
+    assert state == "refused"
     assert reason.startswith(FAILED)
     (warning,) = warnings
     assert warning.startswith("patch observed-exceptions not applied to torch ")
@@ -648,11 +650,11 @@ def test_a_fork_waits_for_us_before_it_locks_logging() -> None:
 import json, os, sys
 order = []
 os.register_at_fork = lambda **hooks: order.append(sys._getframe(1).f_globals["__name__"])
-import dynamo_cyclefix._finder
+import dynamo_cyclefix._locking
 print(json.dumps(order))
 """).json
     assert "logging" in order
-    assert order[-1] == "dynamo_cyclefix._patching.finder"
+    assert order[-1] == "dynamo_cyclefix._locking"
 
 
 def test_a_fork_that_cannot_wait_any_longer() -> None:
@@ -665,7 +667,7 @@ def test_a_fork_that_cannot_wait_any_longer() -> None:
         def impatient(*, before, **others):
             register(before=functools.partial(before.func, timeout=0.1), **others)
         os.register_at_fork = impatient
-        from dynamo_cyclefix._patching.finder import lock
+        from dynamo_cyclefix._patching.activation import lock
         os.register_at_fork = register
         import dynamo_cyclefix
 
@@ -733,3 +735,62 @@ def test_a_module_that_is_executed_at_its_first_use() -> None:
     assert lazy == "_LazyModule"
     assert states == ["applied"]
     assert warnings == []
+
+
+# ---- closures made earlier -----------------------------------------------------------------------
+
+
+@needs_torch
+def test_closures_are_looked_for_once_for_all_patches() -> None:
+    """Each time is a walk over all objects, which stops the program."""
+    result = report("""
+        import torch, torch._dynamo, torch._inductor.compile_fx
+        walks = []
+        get_referrers = gc.get_referrers
+        gc.get_referrers = lambda *codes: walks.append(codes) or get_referrers(*codes)
+        import dynamo_cyclefix
+        on = len(walks)
+        dynamo_cyclefix.status()
+        again = len(walks) - on
+        dynamo_cyclefix.deactivate()
+        print(json.dumps([on, again, len(walks) - on - again]))
+    """)
+    assert result == [1, 0, 1]
+
+
+@needs_torch
+def test_closures_made_while_their_module_is_imported() -> None:
+    """Also one that no namespace leads to: all run the new code when the import is over."""
+    applied, walks, new = report("""
+        held = []
+        class Tool:
+            def find_spec(self, name, path=None, target=None):
+                if name != TARGET:
+                    return None
+                from importlib.machinery import PathFinder
+                spec = PathFinder.find_spec(name, path, target)
+                execute = spec.loader.exec_module
+                def exec_module(module):
+                    execute(module)
+                    cells = module.generic_jump(lambda value: True, False).__closure__
+                    held.append(iter([cell.cell_contents for cell in cells]))
+                spec.loader.exec_module = exec_module
+                return spec
+        import dynamo_cyclefix, torch
+        sys.meta_path.insert(1, Tool())
+        walks = []
+        get_referrers = gc.get_referrers
+        gc.get_referrers = lambda *codes: walks.append(codes) or get_referrers(*codes)
+        import torch._dynamo
+        targets = [t for p in dynamo_cyclefix.status().patches for t in p.targets]
+        applied = any(t.function.startswith("generic_jump.") and t.state.value.startswith("applied")
+                      for t in targets)
+        closures = [c for c in held[0] if getattr(c, "__name__", "") == "jump_graph_break"]
+        outer = sys.modules[TARGET].generic_jump.__code__
+        new = [any(c.__code__ is constant for constant in outer.co_consts) for c in closures]
+        print(json.dumps([applied, len(walks), new]))
+    """)
+    if applied:
+        assert new == [True]
+    # What one import brings in is looked for once, at its end.
+    assert walks <= 2

@@ -22,9 +22,12 @@ import pytest
 from conftest import run_child
 from packaging.specifiers import SpecifierSet
 
-from dynamo_cyclefix._catalogue.toml import Target
+from dynamo_cyclefix import _rewriting
+from dynamo_cyclefix._catalogue.model import Target
 from dynamo_cyclefix._errors import Refused
-from dynamo_cyclefix._rewriting import rewrite as _rewrite
+from dynamo_cyclefix._rewriting import units
+from dynamo_cyclefix._rewriting.derive import apply
+from dynamo_cyclefix._rewriting.edits import Omit, Release
 
 FILE = "/nowhere/sample.py"
 
@@ -37,8 +40,8 @@ class Sample:
         source: of the module; its indentation is taken off.
         function: the qualified name of the target.
         names: what holds the exception.
-        helpers: see ``Target``.
-        closures: see ``Target``.
+        helpers: see ``Release``.
+        closures: see ``Release``.
         pins: whether the function, as it is, pins the stack below it.
     """
 
@@ -46,7 +49,7 @@ class Sample:
     function: str = "handle"
     names: tuple[str, ...] = ("error",)
     helpers: tuple[str, ...] = ()
-    closures: tuple[str, ...] = ()
+    closures: tuple[tuple[str, str], ...] = ()
     pins: bool = True
 
     @property
@@ -55,9 +58,8 @@ class Sample:
 
     @property
     def target(self) -> Target:
-        return Target(
-            "sample", self.function, self.names, self.helpers, self.closures, SpecifierSet()
-        )
+        edits = (Release(self.names, self.helpers, self.closures),)
+        return Target("sample", self.function, edits, SpecifierSet())
 
     def load(self) -> dict[str, Any]:
         """Execute the module anew."""
@@ -75,8 +77,8 @@ class Sample:
                 found = getattr(found, attribute, found)
         return inspect.unwrap(found)
 
-    def rewrite(self, code: types.CodeType) -> _rewrite.Rewrite:
-        return _rewrite.rewrite(self.text, code, self.target.outermost, [self.target])
+    def rewrite(self, code: types.CodeType) -> _rewriting.Rewrite:
+        return _rewriting.rewrite(self.text, code, self.target.outermost, [self.target])
 
     def patched(self) -> dict[str, Any]:
         """Execute the module anew, and put the replacement in place."""
@@ -214,14 +216,17 @@ SAMPLES = {
     """,
         names=("found",),
     ),
-    "another local that is raised": Sample("""
+    "another local that is raised": Sample(
+        """
         def handle(error):
             if isinstance(error, KeyError):
                 new = ValueError(*error.args)
                 raise new
             raise error
         run = lambda new: handle(new())
-    """),
+    """,
+        names=("error", "new"),
+    ),
     "a name that may be unbound": Sample(
         """
         def handle(error):
@@ -322,7 +327,7 @@ SAMPLES = {
         run = handle
     """,
         names=("cause",),
-        closures=("<lambda>",),
+        closures=(("<lambda>", "call"),),
     ),
     "a cell that a generator expression closes over": Sample(
         """
@@ -331,7 +336,7 @@ SAMPLES = {
                 raise error
         run = lambda new: handle(new())
     """,
-        closures=("<genexpr>",),
+        closures=(("<genexpr>", "any"),),
     ),
     "comprehensions": Sample("""
         def handle(error):
@@ -712,9 +717,9 @@ def test_a_second_time_changes_nothing(sample: Sample) -> None:
     code = sample.live(sample.load()).__code__
     rewritten = sample.rewrite(code)
     assert not rewritten.is_fixed
-    _, _, node = _rewrite._function_unit(sample.text, code, sample.target.outermost)
-    assert _rewrite.apply(node, sample.target.outermost, [sample.target])
-    assert not _rewrite.apply(node, sample.target.outermost, [sample.target])
+    _, _, node = units.function_unit(sample.text, code, sample.target.outermost)
+    assert apply(node, sample.target.outermost, [sample.target])
+    assert not apply(node, sample.target.outermost, [sample.target])
     # What runs is not what the source says any more.
     with pytest.raises(Refused, match="the source on disk is not what runs"):
         sample.rewrite(rewritten.replacement)
@@ -723,7 +728,7 @@ def test_a_second_time_changes_nothing(sample: Sample) -> None:
 @EVERY
 def test_a_source_that_releases_is_left_alone(sample: Sample) -> None:
     code = sample.live(sample.load()).__code__
-    _, text = _rewrite.unparsed(sample.text, code, sample.target.outermost, [sample.target])
+    _, text = _rewriting.unparsed(sample.text, code, sample.target.outermost, [sample.target])
     *classes, _ = sample.target.outermost.split(".")
     for name in reversed(classes):
         text = f"class {name}:\n{textwrap.indent(text, '    ')}"
@@ -733,8 +738,10 @@ def test_a_source_that_releases_is_left_alone(sample: Sample) -> None:
     rewritten = fixed.rewrite(code)
     assert rewritten.is_fixed
     assert rewritten.replacement is rewritten.original
-    assert _rewrite.is_fixed(fixed.text, code, fixed.target)
-    assert not _rewrite.is_fixed(sample.text, sample.live(sample.load()).__code__, sample.target)
+    assert _rewriting.is_fixed(fixed.text, code, fixed.target.outermost, fixed.target)
+    assert not _rewriting.is_fixed(
+        sample.text, sample.live(sample.load()).__code__, sample.target.outermost, sample.target
+    )
 
 
 # ---- the two units of compilation ----------------------------------------------------------------
@@ -744,20 +751,20 @@ def forbid(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def forbidden(*_: object) -> None:
         raise SyntaxError(f"{name} is not to be used")
 
-    monkeypatch.setattr(_rewrite, name, forbidden)
+    monkeypatch.setattr(units, name, forbidden)
 
 
 @EVERY
 def test_both_units_give_the_same_code(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     code = sample.live(sample.load()).__code__
     with monkeypatch.context() as patch:
-        forbid(patch, "_module_unit")
+        forbid(patch, "module_unit")
         quick = sample.rewrite(code)
-    forbid(monkeypatch, "_function_unit")
+    forbid(monkeypatch, "function_unit")
     slow = sample.rewrite(code)
-    assert _rewrite.differs(quick.original, code) is None
-    assert _rewrite.differs(quick.original, slow.original) is None
-    assert _rewrite.differs(quick.replacement, slow.replacement) is None
+    assert _rewriting.differs(quick.original, code) is None
+    assert _rewriting.differs(quick.original, slow.original) is None
+    assert _rewriting.differs(quick.replacement, slow.replacement) is None
     assert quick.block == slow.block
 
 
@@ -765,13 +772,13 @@ def test_imports_matter_to_the_quick_unit(monkeypatch: pytest.MonkeyPatch) -> No
     """The control of the sample above: the names are found for a reason, where there is one."""
     sample = SAMPLES["names that the module imports"]
     code = sample.live(sample.load()).__code__
-    names = _rewrite._imported_names(sample.text)
+    names = units._imported_names(sample.text)
     assert set(names) == {
         *("os", "js", "cap", "ascii_letters", "decimal", "found", "textwrap", "late")
     }
-    monkeypatch.setattr(_rewrite, "_imported_names", lambda source: ())
+    monkeypatch.setattr(units, "_imported_names", lambda source: ())
     with monkeypatch.context() as patch:
-        forbid(patch, "_module_unit")
+        forbid(patch, "module_unit")
         if sys.version_info >= (3, 12):
             with pytest.raises(Refused, match="the source on disk is not what runs"):
                 sample.rewrite(code)
@@ -819,8 +826,9 @@ WITH_OPTIONS = """
     import contextlib, gc, json, weakref
     import optimised
     from packaging.specifiers import SpecifierSet
-    from dynamo_cyclefix._rewriting import rewrite as _rewrite
-    from dynamo_cyclefix._catalogue.toml import Target
+    from dynamo_cyclefix import _rewriting
+    from dynamo_cyclefix._catalogue.model import Target
+    from dynamo_cyclefix._rewriting.edits import Release
 
     class Payload: pass
 
@@ -835,8 +843,9 @@ WITH_OPTIONS = """
     before = pins()() is not None
     with open(optimised.__file__, encoding="utf-8") as file:
         source = file.read()
-    target = Target("optimised", "Thing.handle", ("error",), ("report",), (), SpecifierSet())
-    rewritten = _rewrite.rewrite(source, function.__code__, "Thing.handle", [target])
+    edits = (Release(("error",), ("report",)),)
+    target = Target("optimised", "Thing.handle", edits, SpecifierSet())
+    rewritten = _rewriting.rewrite(source, function.__code__, "Thing.handle", [target])
     function.__code__ = rewritten.replacement
     after = pins()() is not None
     try:
@@ -980,12 +989,15 @@ REFUSED = {
         "Report in handle closes over 'error' too",
     ),
     "a closure over a local that is raised": (
-        Sample("""
+        Sample(
+            """
             def handle(error):
                 new = ValueError(error)
                 call(lambda: new)
                 raise new
-        """),
+        """,
+            names=("error", "new"),
+        ),
         "<lambda> in handle closes over 'new' too",
     ),
     "a closure within the helper": (
@@ -998,7 +1010,7 @@ REFUSED = {
         """,
             helpers=("report",),
         ),
-        "<lambda> in helper report of handle closes over 'error' too",
+        "<lambda> in report closes over 'error' too",
     ),
     "a helper used as a value": (
         Sample(
@@ -1161,7 +1173,7 @@ def test_a_source_that_differs_is_refused(source: str) -> None:
     sample = SAMPLES["a helper called several times"]
     code = sample.live(sample.load()).__code__
     with pytest.raises(Refused, match=r"^the source on disk is not what runs: .") as refused:
-        _rewrite.rewrite(source, code, "handle", [sample.target])
+        _rewriting.rewrite(source, code, "handle", [sample.target])
     assert "\n" not in str(refused.value)
 
 
@@ -1191,7 +1203,7 @@ def test_a_source_that_differs_is_refused(source: str) -> None:
 def test_is_fixed(body: str, fixed: bool) -> None:
     sample = Sample(f"def handle(error, x=1):\n{body}\n")
     code = sample.live(sample.load()).__code__
-    assert _rewrite.is_fixed(sample.text, code, sample.target) is fixed
+    assert _rewriting.is_fixed(sample.text, code, sample.target.outermost, sample.target) is fixed
     assert sample.rewrite(code).is_fixed is fixed
 
 
@@ -1210,7 +1222,7 @@ def test_is_fixed_of_another_source_is_refused(source: str, function: str, reaso
     code = sample.live(sample.load()).__code__
     target = sample.target._replace(function=function)
     with pytest.raises(Refused, match=reason):
-        _rewrite.is_fixed(source, code, target)
+        _rewriting.is_fixed(source, code, target.outermost, target)
 
 
 def code_of(expression: str) -> types.CodeType:
@@ -1231,12 +1243,12 @@ def code_of(expression: str) -> types.CodeType:
 def test_differs(one: str, other: str) -> None:
     if sys.version_info < (3, 11) and one.replace(" ", "") == other.replace(" ", ""):
         pytest.skip("Python 3.10 records no columns")
-    assert _rewrite.differs(code_of(one), code_of(one)) is None
-    assert _rewrite.differs(code_of(one), code_of(other)) is not None
+    assert _rewriting.differs(code_of(one), code_of(one)) is None
+    assert _rewriting.differs(code_of(one), code_of(other)) is not None
 
 
 def test_differs_says_where() -> None:
-    difference = _rewrite.differs(code_of("lambda: (lambda: 0)"), code_of("lambda: (lambda: 1)"))
+    difference = _rewriting.differs(code_of("lambda: (lambda: 0)"), code_of("lambda: (lambda: 1)"))
     assert difference == "co_consts of f.<lambda>.<lambda> differs"
 
 
@@ -1254,12 +1266,12 @@ def test_nested() -> None:
             return one
     """).load()
     code = namespace["make"].__code__
-    two = _rewrite.nested(code, "make", "make.<locals>.one.<locals>.two")
+    two = _rewriting.nested(code, "make", "make.<locals>.one.<locals>.two")
     assert two is namespace["make"]()().__code__
-    assert _rewrite.nested(code, "make", "make") is code
+    assert _rewriting.nested(code, "make", "make") is code
     for name, count in (("twice", 2), ("three", 0)):
         with pytest.raises(Refused, match=f"found {count} functions '{name}' in make, expected 1"):
-            _rewrite.nested(code, "make", f"make.<locals>.{name}")
+            _rewriting.nested(code, "make", f"make.<locals>.{name}")
 
 
 @EVERY
@@ -1288,7 +1300,7 @@ def test_block_is_the_function_as_it_is_written(sample: Sample) -> None:
 )
 def test_no_function_at_the_line(source: str, line: int) -> None:
     with pytest.raises(Refused, match=f"function begins at line {line} of the source"):
-        _rewrite._parsed(source, line)
+        units._parsed(source, line)
 
 
 def test_an_exception_among_its_own_args() -> None:
@@ -1298,9 +1310,8 @@ def test_an_exception_among_its_own_args() -> None:
                 super().__init__(self, f"{value} is not supported")
                 self.value = value
     """)
-    target = Target(
-        "sample", "Unsupported.__init__", ("self",), (), (), SpecifierSet(), own_args=True
-    )
+    edits = (Omit("self", "super().__init__"),)
+    target = Target("sample", "Unsupported.__init__", edits, SpecifierSet())
     namespace: dict[str, Any] = {"__name__": "sample"}
     exec(compile(source, FILE, "exec", dont_inherit=True), namespace)
     kind = namespace["Unsupported"]
@@ -1320,11 +1331,11 @@ def test_an_exception_among_its_own_args() -> None:
     try:
         assert not is_freed()
         code = kind.__init__.__code__
-        rewritten = _rewrite.rewrite(source, code, target.outermost, [target])
+        rewritten = _rewriting.rewrite(source, code, target.outermost, [target])
         kind.__init__.__code__ = rewritten.replacement
         assert is_freed()
         assert kind(3).args == ("3 is not supported",)
     finally:
         gc.enable()
-    _, fixed = _rewrite.unparsed(source, code, target.outermost, [target])
+    _, fixed = _rewriting.unparsed(source, code, target.outermost, [target])
     assert "super().__init__(f'{value} is not supported')" in fixed

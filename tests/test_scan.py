@@ -18,8 +18,10 @@ from conftest import run_child
 from dynamo_cyclefix import _installed
 from dynamo_cyclefix._catalogue import toml as _catalogue
 from dynamo_cyclefix._commands import scan
+from dynamo_cyclefix._errors import CommandError
 from dynamo_cyclefix._scanning import package as _scan
-from dynamo_cyclefix._scanning.package import Finding, scan_source
+from dynamo_cyclefix._scanning.flow import scan_source
+from dynamo_cyclefix._scanning.rules import RULES, Finding
 
 # Each example runs: `entry` is called, and may raise. The scan must list exactly the names given,
 # as "function name rule", and CPython must agree: what lists something pins its caller's locals.
@@ -737,7 +739,7 @@ def test_lists_nothing_else(source: str) -> None:
 
 
 def test_every_rule_has_an_example() -> None:
-    assert {line.split()[-1] for _, lines in PINS.values() for line in lines} == set(_scan.RULES)
+    assert {line.split()[-1] for _, lines in PINS.values() for line in lines} == set(RULES)
 
 
 def test_finding_names_line_and_nested_function() -> None:
@@ -849,10 +851,12 @@ def test_torch_is_not_imported() -> None:
     assert "0 open" in finished.stdout
 
 
-def test_no_torch(capsys: pytest.CaptureFixture[str]) -> None:
-    with mock.patch("importlib.util.find_spec", return_value=None):
-        assert run_scan() == 2
-    assert capsys.readouterr().err.startswith("dynamo-cyclefix scan: found no torch: ")
+def test_no_torch() -> None:
+    with (
+        mock.patch("importlib.util.find_spec", return_value=None),
+        pytest.raises(CommandError, match=r"^found no torch: "),
+    ):
+        run_scan()
 
 
 @pytest.fixture
@@ -900,20 +904,20 @@ def test_explained(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_unknown_module(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_scan("--root", str(tree), "torch.fx", "torch.nope") == 2
-    out, err = capsys.readouterr()
-    assert out == ""
+    with pytest.raises(CommandError) as error:
+        run_scan("--root", str(tree), "torch.fx", "torch.nope")
+    assert capsys.readouterr().out == ""
     found = f"found no module torch.nope below {tree}: give a dotted name of torch"
-    assert err == f"dynamo-cyclefix scan: {found}\n"
+    assert str(error.value) == found
 
 
-def test_unreadable_source(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_source(tree: Path) -> None:
     broken = tree / "torch" / "fx" / "broken.py"
     broken.write_text("def (:\n", encoding="utf-8")
-    assert run_scan("--root", str(tree), "fx") == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"dynamo-cyclefix scan: could not read {broken}: ")
-    assert err.count("\n") == 1
+    with pytest.raises(CommandError) as error:
+        run_scan("--root", str(tree), "fx")
+    assert str(error.value).startswith(f"could not read {broken}: ")
+    assert "\n" not in str(error.value)
 
 
 def test_the_catalogue_leaves_nothing_open_on_the_installed_torch() -> None:

@@ -212,3 +212,17 @@ def test_the_table_tells_a_leak_from_what_a_collection_frees() -> None:
     assert _labels(kept) == " (freed by a collection: input, local)"
     kept["parameter"] = "never freed"
     assert _labels(kept) == " (freed by a collection: input, local; never freed: parameter)"
+
+
+def test_what_may_wait_for_a_collection_must_not_need_more() -> None:
+    def body() -> None:
+        cycle, leaked = watch(cycle=Thing(), leaked=Thing())
+        cycle.itself = cycle
+        FOR_EVER.append(leaked)
+
+    collected = scenarios.Scenario("test", "Test.", body, (), collected=True)
+    try:
+        seen = scenarios.observe(collected)
+    finally:
+        FOR_EVER.clear()
+    assert (seen.kept, seen.pinned) == ({"leaked": "never freed"}, True)

@@ -12,7 +12,8 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-from dynamo_cyclefix import _store
+from dynamo_cyclefix import _json, _store
+from dynamo_cyclefix._errors import CommandError
 
 NAME = "dynamo_cyclefix_autostart.pth"
 
@@ -30,30 +31,26 @@ _MARK = "dynamo_cyclefix_autostart="
 _ASK = f"""
 import json, sys
 found = sys.modules.get("dynamo_cyclefix")
-print("\\n{_MARK}" + json.dumps(found and (found._active.way if found._active else "")))
+print("\\n{_MARK}" + json.dumps(found and (found._active.activated_by if found._active else "")))
 """
 
 _INSTEAD = "put what `dynamo-cyclefix sitecustomize-dir` prints on PYTHONPATH"
-
-
-class AutostartError(Exception):
-    """What was asked for cannot be done; the text says why and what to do instead."""
 
 
 def _directory(user: bool) -> Path:
     """The site directory of the running interpreter.
 
     Raises:
-        AutostartError: no start of this interpreter reads such a directory.
+        CommandError: no start of this interpreter reads such a directory.
     """
     if sys.flags.no_site:
-        raise AutostartError("an interpreter with -S reads no .pth file; leave -S out")
+        raise CommandError("an interpreter with -S reads no .pth file; leave -S out")
     if not user:
         found = sysconfig.get_path("purelib")
         directories = site.getsitepackages()
         return Path(found if found in directories else directories[0])
     if not site.ENABLE_USER_SITE:
-        raise AutostartError(
+        raise CommandError(
             "this interpreter does not read the user site directory (a virtual environment, -s, -I"
             f" or PYTHONNOUSERSITE): leave --user out, or {_INSTEAD}"
         )
@@ -64,7 +61,7 @@ def _ours(file: Path) -> str | None:
     """What is in the file; ``None`` if there is none.
 
     Raises:
-        AutostartError: somebody else wrote it.
+        CommandError: somebody else wrote it.
         OSError: it cannot be read.
     """
     try:
@@ -72,7 +69,7 @@ def _ours(file: Path) -> str | None:
     except FileNotFoundError:
         return None
     if not content.startswith(_FIRST):
-        raise AutostartError(f"{file} was not written by this command; remove it yourself")
+        raise CommandError(f"{file} was not written by this command; remove it yourself")
     return content
 
 
@@ -96,14 +93,14 @@ def _enable(file: Path) -> str:
     except OSError as error:
         _remove_directories(missing)
         user = ", or use --user" if site.ENABLE_USER_SITE else ""
-        raise AutostartError(
+        raise CommandError(
             f"{file} cannot be written ({error.strerror}); enable it where the image is built, as a"
             f" user who may write there{user}"
         ) from error
     if new_interpreter() is None:
         file.unlink()
         _remove_directories(missing)
-        raise AutostartError(
+        raise CommandError(
             f"a new interpreter is not activated by {file}, which was removed again: this site"
             " ignores .pth files, or finds no package when it reads them; install the package, or"
             f" {_INSTEAD}"
@@ -118,7 +115,7 @@ def _disable(file: Path) -> str:
             return f"not enabled: there is no {file}"
         file.unlink()
     except OSError as error:
-        raise AutostartError(f"{file} cannot be removed ({error.strerror})") from error
+        raise CommandError(f"{file} cannot be removed ({error.strerror})") from error
     made = content.partition(_MADE)[2].strip()
     _remove_directories(file.parents[: int(made)] if made.isdecimal() else ())
     return f"removed {file}"
@@ -134,7 +131,7 @@ def new_interpreter() -> str | None:
     """What activates us in a new interpreter that is started as this one was.
 
     Returns:
-        The way; empty if the package is loaded and switched off; ``None`` if it is not loaded.
+        What does; empty if the package is loaded and switched off; ``None`` if it is not loaded.
     """
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     child = subprocess.run(
@@ -164,22 +161,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write or remove the file, or tell whether it is there, and what a new interpreter does."""
-    try:
-        file = _directory(arguments.user) / NAME
-        if arguments.action == "enable":
-            outcome = _enable(file)
-        elif arguments.action == "disable":
-            outcome = _disable(file)
-            # What was kept to import torch faster, for whatever way in; where it is used still, it
-            # is made again.
-            kept = _store.clear()
-            outcome += f"; removed {kept} files of rewritten code" * bool(kept)
-        else:
-            outcome = f"{'enabled by' if file.exists() else 'not enabled: there is no'} {file}"
-    except AutostartError as error:
-        print(f"dynamo-cyclefix autostart: {error}", file=sys.stderr)
-        return 2
-    way = new_interpreter()
+    file = _directory(arguments.user) / NAME
+    if arguments.action == "enable":
+        outcome = _enable(file)
+    elif arguments.action == "disable":
+        outcome = _disable(file)
+        # What was kept to import torch faster, for whatever way in; where it is used still, it is
+        # made again.
+        kept = _store.clear()
+        outcome += f"; removed {kept} files of rewritten code" * bool(kept)
+    else:
+        outcome = f"{'enabled by' if file.exists() else 'not enabled: there is no'} {file}"
+    activated_by = new_interpreter()
     enabled = file.exists()
     if arguments.json:
         found = {
@@ -187,16 +180,18 @@ def run(arguments: argparse.Namespace) -> int:
             "file": str(file),
             "content": file.read_text("utf-8", errors="replace") if enabled else None,
             "enabled": enabled,
-            "new_interpreter": way,
+            "new_interpreter": activated_by,
         }
-        print(json.dumps(found, indent=2))
+        print(_json.document(found, indent=2))
     else:
         print(outcome)
-        print(f"a new interpreter: {_describe(way)}")
-    return int(arguments.action == "status" and not (enabled and way))
+        print(f"a new interpreter: {_describe(activated_by)}")
+    return int(arguments.action == "status" and not (enabled and activated_by))
 
 
-def _describe(way: str | None) -> str:
-    if way is None:
+def _describe(activated_by: str | None) -> str:
+    if activated_by is None:
         return "not activated"
-    return f"activated by {way}" if way else "loads the package, which is off (DYNAMO_CYCLEFIX=off)"
+    if not activated_by:
+        return "loads the package, which is off (DYNAMO_CYCLEFIX=off)"
+    return f"activated by {activated_by}"

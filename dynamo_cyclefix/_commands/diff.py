@@ -9,10 +9,11 @@ from collections.abc import Iterator
 
 import dynamo_cyclefix
 from dynamo_cyclefix import _rewriting
-from dynamo_cyclefix._commands import status as _status
+from dynamo_cyclefix._commands.loading import load_torch
+from dynamo_cyclefix._errors import CommandError
 from dynamo_cyclefix._patching import session as _activation
 from dynamo_cyclefix._patching.patcher import source_of
-from dynamo_cyclefix._patching.replacement import Swap
+from dynamo_cyclefix._patching.replacement import Replacement
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,36 +23,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print one unified diff for each function that was rewritten."""
-    if (failure := _status.load_torch()) is not None:
-        print(f"dynamo-cyclefix diff: {failure}", file=sys.stderr)
-        return 2
+    load_torch()
     known = {patch.id for patch in dynamo_cyclefix.status().patches}
     if unknown := sorted(set(arguments.patches) - known):
-        print(
-            f"dynamo-cyclefix diff: found no patch {unknown[0]!r}, expected some of"
-            f" {', '.join(sorted(known))}",
-            file=sys.stderr,
+        raise CommandError(
+            f"found no patch {unknown[0]!r}, expected some of {', '.join(sorted(known))}"
         )
-        return 2
     patcher = _activation.patcher()
     found = False
-    for patch_id, swap in patcher.swaps() if patcher else ():
+    for patch_id, change in patcher.changes() if patcher else ():
         if not arguments.patches or patch_id in arguments.patches:
             found = True
             print(f"# {patch_id}: comments and pure changes of indentation are left out")
-            if isinstance(swap, Swap):
-                print("\n".join(_diff(swap)))
+            if isinstance(change, Replacement):
+                print("\n".join(_diff(change)))
             else:
-                print(f"# {swap.targets[0].key} runs inside a wrapper: its source is missing")
+                print(f"# {change.targets[0].key} runs inside a wrapper: its source is missing")
     if not found:
-        print("dynamo-cyclefix diff: nothing was rewritten; see status", file=sys.stderr)
-    return 0 if found else 1
+        raise CommandError("nothing was rewritten; see status", 1)
+    return 0
 
 
-def _diff(swap: Swap) -> Iterator[str]:
-    module = sys.modules[swap.targets[0].module]
-    code, outermost = swap.original, swap.targets[0].outermost
-    texts = _rewriting.unparsed(source_of(module), code, outermost, swap.targets)
+def _diff(change: Replacement) -> Iterator[str]:
+    module = sys.modules[change.targets[0].module]
+    code, outermost = change.original, change.targets[0].outermost
+    texts = _rewriting.unparsed(source_of(module), code, outermost, change.targets)
     before, after = (text.splitlines() for text in texts)
     yield f"--- {code.co_filename}:{code.co_firstlineno} {outermost}"
     yield f"+++ {outermost} as it runs"

@@ -11,6 +11,9 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from dynamo_cyclefix import __version__
+from dynamo_cyclefix._errors import CommandError
+
 _COMMANDS = {
     "status": ("status", "tell what is patched on the installed torch, and why the rest is not"),
     "verify": ("verify", "prove on the installed torch that frames are released"),
@@ -22,7 +25,6 @@ _COMMANDS = {
     "measure": ("measure", "measure memory, live frames and restarts, with and without patches"),
     "diff": ("diff", "show what runs instead of the installed torch's own functions"),
 }
-
 
 # Whoever reads our output has gone, or the disk is full.
 _OUTPUT_LOST = {errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT}
@@ -40,11 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     if sys.stderr is None:  # closed; `print` would take standard output instead
         sys.stderr = io.StringIO()
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:2], "--help"]
     parser = argparse.ArgumentParser(
         prog="dynamo-cyclefix",
         description="Stop exceptions that leave PyTorch's Dynamo from pinning the Python stack.",
         epilog="Exit codes: 0 holds, 1 does not hold, 2 could not run.",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, text) in _COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
@@ -59,12 +64,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                 )
                 return 2
             chosen.add_arguments(command)
+    commands.add_parser("help", help="show this text, or that of a command")
     # What follows `run` belongs to the program; argparse would take a `--` out of it.
     is_run = argv[:1] == ["run"] and argv[1:] not in (["-h"], ["--help"])
     arguments = parser.parse_args(argv[:1] if is_run else argv)
     arguments.rest = argv[1:]
     try:
-        code = int(chosen.run(arguments))
+        try:
+            code = int(chosen.run(arguments))
+        except CommandError as error:
+            print(f"dynamo-cyclefix {arguments.command}: {error}", file=sys.stderr)
+            code = error.exit_code
         if sys.stdout is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         sys.stdout.flush()

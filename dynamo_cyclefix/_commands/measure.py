@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import sys
 from pathlib import Path
 
+from dynamo_cyclefix._errors import CommandError
 from dynamo_cyclefix._measuring.memory import size
 
 _LIBRARIES = ("matplotlib", "numpy", "psutil", "rich")
@@ -83,15 +83,12 @@ def run(arguments: argparse.Namespace) -> int:
     """
     missing = [name for name in (*_LIBRARIES, "torch") if importlib.util.find_spec(name) is None]
     if "torch" in missing:
-        print("measure: torch is not installed in this environment", file=sys.stderr)
-        return 2
+        raise CommandError("torch is not installed in this environment")
     if missing:
-        print(
-            f"measure: {', '.join(missing)} not found; install the extra: "
-            "pip install 'dynamo-cyclefix[measure]'",
-            file=sys.stderr,
+        raise CommandError(
+            f"{', '.join(missing)} not found; install the extra: "
+            "pip install 'dynamo-cyclefix[measure]'"
         )
-        return 2
     from dynamo_cyclefix._measuring import experiment
 
     return experiment.run(arguments)

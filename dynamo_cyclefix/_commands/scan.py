@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from dynamo_cyclefix import _installed
+from dynamo_cyclefix import _installed, _json
 from dynamo_cyclefix._catalogue import toml as _catalogue
 from dynamo_cyclefix._catalogue.model import Catalogue, Key
-from dynamo_cyclefix._errors import CatalogueError, PatchError, Refused
+from dynamo_cyclefix._errors import CatalogueError, CommandError, PatchError, Refused
 from dynamo_cyclefix._installed import TorchNotFound
 from dynamo_cyclefix._patching import session as _activation
 from dynamo_cyclefix._scanning.package import (
@@ -69,11 +67,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
         verdicts = scan_package(root, arguments.modules, patched=patched, explained=explained)
     except (TorchNotFound, ScanError, CatalogueError, PatchError, Refused) as error:
-        print(f"dynamo-cyclefix scan: {error}", file=sys.stderr)
-        return 2
+        raise CommandError(str(error)) from error
     counts = Counter(verdict.verdict.split(" by ")[0] for verdict in verdicts)
     if arguments.json:
-        print(json.dumps(_document(release, root, verdicts, counts), indent=2))
+        print(_json.document(_document(release, root, verdicts, counts), indent=2))
     else:
         for verdict in verdicts:
             if arguments.all or not verdict.verdict.startswith("released"):

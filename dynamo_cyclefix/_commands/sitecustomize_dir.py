@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
+
+from dynamo_cyclefix import _json
 
 
 def directory() -> str:
@@ -20,5 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the directory."""
-    print(json.dumps({"sitecustomize_dir": directory()}) if arguments.json else directory())
+    found = {"sitecustomize_dir": directory()}
+    print(_json.document(found) if arguments.json else directory())
     return 0

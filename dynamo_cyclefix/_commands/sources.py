@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,11 +15,11 @@ from types import CodeType
 
 from packaging.version import Version
 
-from dynamo_cyclefix import _installed, _rewriting
+from dynamo_cyclefix import _installed, _json, _rewriting
 from dynamo_cyclefix._catalogue import gate as _gate
 from dynamo_cyclefix._catalogue import toml as _catalogue
 from dynamo_cyclefix._catalogue.model import Catalogue, Target
-from dynamo_cyclefix._errors import CatalogueError, Refused
+from dynamo_cyclefix._errors import CatalogueError, CommandError, Refused
 from dynamo_cyclefix._installed import TorchNotFound
 from dynamo_cyclefix._patching.patcher import source_hash
 
@@ -125,24 +124,20 @@ def run(arguments: argparse.Namespace) -> int:
         version = _installed.version(root)
         findings = list(compare(root, _catalogue.load()))
     except (TorchNotFound, CatalogueError, Refused) as error:
-        print(f"dynamo-cyclefix sources: {error}", file=sys.stderr)
-        return 2
+        raise CommandError(str(error)) from error
     if arguments.record:
         folder = _catalogue.directory()
         if not isinstance(folder, Path):
-            print("dynamo-cyclefix sources: patches/ is not a directory", file=sys.stderr)
-            return 2
+            raise CommandError("patches/ is not a directory")
         record(folder / "sources.json", version, findings)
     if arguments.json:
-        print(json.dumps({"torch": version, "findings": [vars(f) for f in findings]}, indent=1))
+        found = {"torch": version, "findings": [vars(f) for f in findings]}
+        print(_json.document(found, indent=1))
     else:
         print(f"torch {version}")
         for finding in findings:
             print(f"{finding.patch}  {finding.function}: {finding.verdict} ({finding.reason})")
     unknown = [finding for finding in findings if finding.verdict == UNKNOWN]
     if unknown:
-        print(
-            f"dynamo-cyclefix sources: {len(unknown)} affected functions are not recognised",
-            file=sys.stderr,
-        )
-    return 1 if unknown else 0
+        raise CommandError(f"{len(unknown)} affected functions are not recognised", 1)
+    return 0

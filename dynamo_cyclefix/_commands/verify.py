@@ -14,9 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from dynamo_cyclefix import _json, _settings
+from dynamo_cyclefix._errors import CommandError
+from dynamo_cyclefix._patching.state import State
+
 # With a patch in one of these states, a scenario that needs it may go on pinning: what was refused
 # is a failure of its own.
-_OPEN = {"disabled", "not applied"}
+_OPEN = {State.DISABLED, State.REFUSED}
 SILENCE_LIMIT = 120.0  # seconds without a word from a child, after which it counts as hanging
 
 
@@ -148,11 +152,9 @@ def run_both(
     names: Sequence[str] = (), seen: Callable[[str], None] = lambda name: None
 ) -> tuple[Run, Run]:
     """Run scenarios with the patches off and on, side by side."""
-    modes = "off", "strict" if os.environ.get("DYNAMO_CYCLEFIX") == "strict" else "on"
+    modes = "off", "strict" if _settings.read().mode == "strict" else "on"
     with ThreadPoolExecutor(2) as pool:
-        off, on = pool.map(
-            lambda mode: run_scenarios({"DYNAMO_CYCLEFIX": mode}, names, seen), modes
-        )
+        off, on = pool.map(lambda mode: run_scenarios({_settings.MODE: mode}, names, seen), modes)
     return off, on
 
 
@@ -178,7 +180,7 @@ def judge(off: Run, on: Run) -> tuple[list[Row], str]:
     """Turn what was seen into a table and the reason why ``verify`` fails, empty if it does not."""
     if error := off.error or on.error:
         return [], error
-    states = {patch["id"]: patch["state"] for patch in on.status["patches"]}
+    states = {patch["id"]: State(patch["state"]) for patch in on.status["patches"]}
     rows = []
     problems = []
     for entry in off.ready["scenarios"]:
@@ -186,13 +188,13 @@ def judge(off: Run, on: Run) -> tuple[list[Row], str]:
             rows.append(row)
             if row.verdict not in ("released", "not pinned", "open"):
                 problems.append(f"{row.name}: {row.verdict}")
-    refused = [p for p in on.status["patches"] if p["state"] == "not applied"]
+    refused = [p for p in on.status["patches"] if p["state"] == State.REFUSED]
     problems[:0] = [f"patch {p['id']} was not applied: {p['reason']}" for p in refused]
     if error := on.status["error"]:
         problems = [error]
-    elif set(states.values()) == {"disabled"}:
+    elif set(states.values()) == {State.DISABLED}:
         problems = ["every patch is switched off (DYNAMO_CYCLEFIX_PATCHES)"]
-    applied = any(state.startswith("applied") for state in states.values())
+    applied = any(state.in_place for state in states.values())
     if applied and not any(row.before == "pinned" for row in rows) and len(rows) > 1:
         problems.append("with the patches off nothing was pinned: the check is blind")
     return rows, "; ".join(problems[:3]) + (" ..." if len(problems) > 3 else "")
@@ -203,7 +205,7 @@ def _row(entry: Mapping[str, Any], off: Run, on: Run, states: Mapping[str, str])
     if name not in off.observations and name not in off.failures:
         return None
     before, after = (_pinned(name, side) for side in (off, on))
-    found = {states.get(patch, "disabled") for patch in entry["patches"]}
+    found = {states.get(patch, State.DISABLED) for patch in entry["patches"]}
     claimed = bool(found) and not found & _OPEN
     if name in on.failures or name in off.failures:
         verdict = on.failures.get(name) or f"with the patches off: {off.failures[name]}"
@@ -237,16 +239,16 @@ def run(arguments: argparse.Namespace) -> int:
     off, on = run_both(arguments.scenarios, show)
     rows, problem = judge(off, on)
     if off.error or on.error:
-        print(f"dynamo-cyclefix verify: {problem}", file=sys.stderr)
-        return 2
+        raise CommandError(problem)
     if arguments.json:
         table = [vars(row) for row in rows]
-        print(json.dumps({"problem": problem, "table": table, "off": vars(off), "on": vars(on)}))
+        found = {"problem": problem, "table": table, "off": vars(off), "on": vars(on)}
+        print(_json.document(found))
     else:
         _print(rows, off, on)
     if problem:
-        print(f"dynamo-cyclefix verify: {problem}", file=sys.stderr)
-    return 1 if problem else 0
+        raise CommandError(problem, 1)
+    return 0
 
 
 def _progress() -> Callable[[str], None]:
@@ -273,12 +275,12 @@ def _print(rows: Sequence[Row], off: Run, on: Run) -> None:
         )
         for r in (header, *rows)
     ]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    for line in lines:
-        cells = (f"{cell:{width}}" for cell, width in zip(line, widths, strict=True))
-        print("  ".join(cells).rstrip())
+    try:
+        print(_rich_table(lines))
+    except ImportError:
+        print(_plain_table(lines))
     for patch in on.status["patches"]:
-        print(f"patch {patch['id']}: {patch['state']}")
+        print(f"patch {patch['id']}: {State(patch['state']).words}")
     before, after = (
         sum(getattr(r, side) == "pinned" for r in rows) for side in ("before", "after")
     )
@@ -299,3 +301,42 @@ def _labels(kept: Mapping[str, str]) -> str:
         ways.setdefault(way, []).append(label)
     told = (f"{way}: {', '.join(labels)}" for way, labels in sorted(ways.items()))
     return f" ({'; '.join(told)})" if kept else ""
+
+
+def _plain_table(lines: Sequence[Sequence[str]]) -> str:
+    """Columns side by side; the first line is the header."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rows = (
+        "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
+    return "\n".join(row.rstrip() for row in rows)
+
+
+def _rich_table(lines: Sequence[Sequence[str]]) -> str:
+    """The same, fitted into the terminal.
+
+    Raises:
+        ImportError: rich is not installed.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = 10_000  # a pipe or file has none to fit into
+    columns = list(zip(*lines, strict=True))
+    longest = [max(len(word) for cell in column for word in cell.split()) for column in columns]
+    # Words stay whole where they all fit; where they do not, rich would leave columns out.
+    fits = sum(longest) + 3 * len(columns) <= console.width
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name, width in zip(lines[0], longest, strict=True):
+        table.add_column(name, overflow="fold", min_width=width if fits else None)
+    for line in lines[1:]:
+        table.add_row(*map(Text, line))  # no markup: these are not our words
+    # Not printed by rich, which ends the process where the reader has gone.
+    with console.capture() as captured:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()).strip("\n")

@@ -19,6 +19,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from dynamo_cyclefix._errors import CommandError
 from dynamo_cyclefix._measuring import plot, report, supervisor
 from dynamo_cyclefix._measuring.analysis import Summary, Verdict, judge, summarize
 from dynamo_cyclefix._measuring.memory import free, mib, needed
@@ -63,15 +64,15 @@ def run(arguments: argparse.Namespace) -> int:
         outputs.append(Path(arguments.json))
     for path in outputs:
         if path is not None and not path.parent.is_dir():
-            return _refuse(notes, f"{path.parent} is no directory: {path} could not be written")
+            raise CommandError(f"{path.parent} is no directory: {path} could not be written")
     exceptions, limit = sum(job.schedule), arguments.memory_limit
     announced, room = needed(exceptions, job.buffer, job.device, limit), free()
     notes.print(
-        f"measure: {len(job.schedule)} requests, {exceptions} of them raise, each with "
+        f"{len(job.schedule)} requests, {exceptions} of them raise, each with "
         f"{mib(job.buffer)}; at most {mib(announced)} of memory, {mib(room)} are free"
     )
     if announced > room:
-        return _refuse(notes, "too little memory is free: lower --requests or --buffer")
+        raise CommandError("too little memory is free: lower --requests or --buffer")
 
     runs = [Run(arm) for arm in _arms(arguments)]
     stopped = None
@@ -83,8 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         stopped = Verdict(2, str(error))
     summaries = [summary for each in runs if (summary := summarize(each)) is not None]
     if stopped is not None and not summaries:
-        notes.print(f"measure: {stopped.text}", markup=False)
-        return stopped.code
+        raise CommandError(stopped.text, stopped.code)
     verdict = stopped or judge(summaries[0], summaries[-1], limited=limit is not None)
     settings = {key: _plain(value) for key, value in vars(arguments).items()}
     settings |= {"error_rate": rate, "announced_memory": announced}
@@ -148,13 +148,8 @@ def _report(
         console.width = _WIDTH  # a pipe or file has no width to fit into
     console.print(report.table(summaries, title))
     console.print(report.NOTE, soft_wrap=True)
-    console.print(f"measure: {verdict.text}", markup=False, soft_wrap=True)
+    console.print(verdict.text, markup=False, soft_wrap=True)
 
 
 def _plain(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
-
-
-def _refuse(notes: Console, text: str) -> int:
-    notes.print(f"measure: {text}", markup=False)
-    return 2

@@ -5,16 +5,17 @@ from __future__ import annotations
 import base64
 import csv
 import dataclasses
-import json
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import IO, Any
 
 from rich.table import Table
 
+from dynamo_cyclefix import _json
 from dynamo_cyclefix._measuring.analysis import Slope, Summary, Verdict
 from dynamo_cyclefix._measuring.memory import MIB, mib
 from dynamo_cyclefix._measuring.records import Run, Sample
+from dynamo_cyclefix._patching.state import State
 
 
 def _interval(slope: Slope | None, unit: float = 1) -> str:
@@ -82,7 +83,7 @@ def as_json(
     summaries: Sequence[Summary],
     verdict: Verdict,
 ) -> str:
-    return json.dumps(
+    return _json.document(
         {
             "settings": settings,
             "verdict": dataclasses.asdict(verdict),
@@ -131,7 +132,7 @@ def html(
     environment = next((run.environment for run in runs if run.environment), {})
     facts = [(name, value) for name, value in environment.items() if name != "patches"]
     patches = [
-        (run.arm.name, patch["id"], patch["state"], patch["reason"])
+        (run.arm.name, patch["id"], State(patch["state"]).words, patch["reason"])
         for run in runs
         for patch in run.environment.get("patches", ())
     ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,32 +16,19 @@ from dynamo_cyclefix._catalogue import gate as _gate
 from dynamo_cyclefix._catalogue import toml as _catalogue
 from dynamo_cyclefix._catalogue.model import Catalogue, Patch, Target
 from dynamo_cyclefix._errors import PatchError, Refused, SourceMissing
+from dynamo_cyclefix._locking import lock, log
 from dynamo_cyclefix._patching import cache as _cache
-from dynamo_cyclefix._patching.finder import lock, say
-from dynamo_cyclefix._patching.replacement import Swap, live_function, module_namespace
+from dynamo_cyclefix._patching.functions import live_function, module_namespace
+from dynamo_cyclefix._patching.replacement import Replacement, exchange
+from dynamo_cyclefix._patching.state import State
 
 if TYPE_CHECKING:
     from dynamo_cyclefix._patching.wrapper import Wrap
 
 
-class State(str, enum.Enum):
-    """What became of a patch or of one of its targets."""
+HIDDEN = "gc.freeze() may hide closures, which run torch's own code then"
 
-    PENDING = "pending"
-    APPLIED = "applied"
-    UNSEEN = "applied, source not seen before"
-    WRAPPED = "applied by a wrapper, source missing"
-    FIXED = "fixed upstream"
-    UNAFFECTED = "not affected"
-    REFUSED = "not applied"
-    DISABLED = "disabled"
-
-
-IN_PLACE = (State.APPLIED, State.UNSEEN, State.WRAPPED)
-
-HIDDEN = "gc.freeze() may hide up to %d closures, which run torch's own code"
-
-Change: TypeAlias = "Swap | Wrap"
+Change: TypeAlias = "Replacement | Wrap"
 
 
 def make(strict: bool, patches: str, accept_unseen: bool) -> Patcher:
@@ -65,7 +52,7 @@ def _select(catalogue: Catalogue, patches: str) -> frozenset[str]:
         if name.removeprefix("-") in catalogue.patches:
             names.append(name)
         else:
-            say(
+            log(
                 "warning",
                 "DYNAMO_CYCLEFIX_PATCHES: unknown patch %r is ignored, expected some of %s",
                 name,
@@ -104,19 +91,56 @@ class Patcher:
         self._accept_unseen = accept_unseen
         self.enabled = frozenset(enabled)
         self.waiting = set(self.modules)
-        self._swaps: dict[str, list[Change]] = defaultdict(list)
+        self._changes: dict[str, list[Change]] = defaultdict(list)
         self.states: dict[Target, tuple[State, str]] = {}
         self._failures: dict[str, str] = {}
         self._retired = False
 
-    def catch_up(self) -> None:
-        """Patch the target modules that were imported past the finder.
+    def catch_up(self, executed: Sequence[ModuleType] = ()) -> None:
+        """Apply every patch that has targets in modules that are there, and not patched yet.
+
+        All of them or none, whatever interrupts; a patch that is refused concerns no other.
+
+        Args:
+            executed: modules that have just been executed; with them, those that were imported
+                past the finder.
 
         Raises:
-            PatchError: in strict mode, see :meth:`patch_module`.
+            PatchError: in strict mode, if a patch for an affected function could not be applied.
         """
-        for module in self.overdue():
-            self.patch_module(module)
+        with lock:
+            if self._retired:
+                return
+            modules = [*executed, *self.overdue()]
+            names = {module.__name__ for module in modules}
+            before, states = self.changes(), dict(self.states)
+            try:
+                for module in modules:
+                    for patch in self.catalogue.patches.values():
+                        targets = [t for t in patch.targets if t.module == module.__name__]
+                        if targets and patch.id in self.enabled:
+                            self._patch(patch, targets, module)
+                self._exchange([change for change in self.changes() if change not in before])
+            except BaseException:
+                self.states = states
+                self._restore([change for change in self.changes() if change not in before])
+                raise
+            # Only now: what a signal interrupts here is caught up with later.
+            self.waiting -= names
+            for patch_id, name in dict.fromkeys(
+                (patch_id, change.targets[0].module)
+                for patch_id, change in self.changes()
+                if (patch_id, change) not in before
+            ):
+                text = "patch %s applied to %s of torch %s"
+                log("info", text, patch_id, name, torch_version())
+        # What has failed may be in a module that stays imported when the import of another fails.
+        if self.strict and self._failures and names & self.modules:
+            failed = "; ".join(f"{patch}: {reason}" for patch, reason in self._failures.items())
+            raise PatchError(
+                f"torch {torch_version()} is affected and could not be patched"
+                f" ({failed}); set DYNAMO_CYCLEFIX=on to go on without"
+            )
 
     def overdue(self) -> list[ModuleType]:
         """The target modules that were executed and are not patched.
@@ -135,47 +159,22 @@ class Patcher:
                     found.append(module)
         return found
 
-    def patch_module(self, module: ModuleType) -> None:
-        """Apply every patch that has targets in a module that has just been executed.
-
-        Raises:
-            PatchError: in strict mode, if a patch for an affected function could not be applied.
-        """
-        failed: list[str] = []
-        with lock:
-            if self._retired:
-                return
-            for patch in self.catalogue.patches.values():
-                targets = [t for t in patch.targets if t.module == module.__name__]
-                if targets and patch.id in self.enabled:
-                    self._patch(patch, targets, module)
-                    if patch.id in self._failures:
-                        failed.append(f"{patch.id}: {self._failures[patch.id]}")
-            # Only now: what a signal interrupts here is caught up with later.
-            self.waiting.discard(module.__name__)
-        if failed and self.strict:
-            raise PatchError(
-                f"torch {torch_version()} is affected and could not be patched"
-                f" ({'; '.join(failed)}); set DYNAMO_CYCLEFIX=on to go on without"
-            )
-
     def _patch(self, patch: Patch, targets: Sequence[Target], module: ModuleType) -> None:
         try:
             if patch.id in self._failures:
                 raise Refused(self._failures[patch.id])
-            swaps, states = self._prepare(targets, module)
-            self._put(patch, swaps, states)
+            changes, states = self._prepare(targets, module)
+            # Noted first: what is half done when a signal comes is taken back with the rest.
+            self._changes[patch.id] += changes
+            for change in changes:
+                change.install()
+            self.states.update(states)
         except Refused as error:
             self._fail(patch, targets, str(error))
             return
         except RecursionError as error:  # nested deeper than we can follow
             self._fail(patch, targets, f"RecursionError: {error}")
             return
-        if any(state in IN_PLACE for state, _ in states.values()):
-            text = "patch %s applied to %s of torch %s"
-            say("info", text, patch.id, module.__name__, torch_version())
-        if missed := sum(swap.missed for swap in swaps):
-            say("warning", f"patch %s: {HIDDEN}", patch.id, missed)
 
     def _prepare(
         self, targets: Sequence[Target], module: ModuleType
@@ -189,7 +188,7 @@ class Patcher:
                 groups[target.outermost].append(target)
             else:
                 states[target] = State.UNAFFECTED, f"torch {version} is not in {target.affected}"
-        swaps: list[Change] = []
+        changes: list[Change] = []
         cache: _cache.Cache | None = None
         for outermost, group in groups.items():
             function = live_function(module, outermost)
@@ -204,7 +203,7 @@ class Patcher:
                 if _wrapper.is_fixed(function.__code__, group):
                     states |= dict.fromkeys(group, (State.FIXED, "the code deletes the exception"))
                 else:
-                    swaps.append(_wrapper.Wrap(module, function, group))
+                    changes.append(_wrapper.Wrap(module, function, group))
                     states |= dict.fromkeys(group, (State.WRAPPED, str(error)))
                 continue
             rewritten = cache.rewrite(function.__code__, outermost, group)
@@ -220,62 +219,65 @@ class Patcher:
                         " DYNAMO_CYCLEFIX_UNSEEN=accept accepts it"
                     )
             states |= dict.fromkeys(group, state)
-            swaps.append(_swap(function, rewritten, outermost, group))
+            changes.append(_replacement(function, rewritten, outermost, group))
         if cache is not None:
             cache.save()
-        return swaps, states
+        return changes, states
 
     def _is_known(self, block: str, target: Target) -> bool:
         known = self.catalogue.sources.get(f"{target.module}:{target.outermost}", {})
         return source_hash(block) in known
 
-    def _put(
-        self,
-        patch: Patch,
-        swaps: Sequence[Change],
-        states: Mapping[Target, tuple[State, str]],
-    ) -> None:
-        """All of them or none, whatever interrupts."""
-        # Noted first: what is half done when a signal comes is taken back with the rest.
-        self._swaps[patch.id] += swaps
-        try:
-            for swap in swaps:
-                swap.put()
-            self.states.update(states)
-        except BaseException:
-            for target in states:
-                self.states.pop(target, None)
-            self._take_back([(patch.id, swap) for swap in swaps])
-            raise
+    def _exchange(self, changes: Sequence[tuple[str, Change]]) -> None:
+        """Have the closures that were made earlier run the replacements too."""
+        nesting = [change for _, change in changes if change.nested]
+        hidden = exchange(
+            [pair for change in nesting for pair in change.nested],
+            [change.function for change in nesting],
+        )
+        for change in nesting:
+            change.hidden = any(change.function is function for function in hidden)
+        for patch in sorted({patch for patch, change in changes if change.hidden}):
+            log("warning", f"patch %s: {HIDDEN}", patch)
 
     def _fail(self, patch: Patch, targets: Sequence[Target], reason: str) -> None:
-        self._take_back([(patch.id, swap) for swap in self._swaps[patch.id]])
+        self._restore([(patch.id, change) for change in self._changes[patch.id]])
         if patch.id not in self._failures:
             self._failures[patch.id] = reason
             text = "patch %s not applied to torch %s: %s"
-            say("warning", text, patch.id, torch_version(), reason)
+            log("warning", text, patch.id, torch_version(), reason)
         for target in patch.targets:
             if target in targets or target in self.states:
                 self.states[target] = State.REFUSED, reason
 
-    def _take_back(self, swaps: Sequence[tuple[str, Change]]) -> None:
+    def _restore(self, changes: Sequence[tuple[str, Change]]) -> None:
         """All of them, whatever interrupts; then raise what did."""
         interrupt: BaseException | None = None
         failure: Exception | None = None
-        for patch_id, swap in swaps:
+        pairs = [(new, old) for _, change in changes for old, new in change.nested]
+        steps: list[tuple[Change | None, Callable[[], object]]] = [
+            *((change, change.restore) for _, change in changes),
+            # Last: by then no function makes new closures of the rewritten code.
+            (None, partial(exchange, pairs)),
+        ]
+        kept = set()
+        for what, step in steps:
             attempts = 0
-            while swap in self._swaps[patch_id]:
+            while attempts < 2:
                 try:
-                    swap.take_back()
-                    self._swaps[patch_id].remove(swap)
+                    step()
+                    break
                 except Exception as error:
                     # Memory may be short for a moment; beyond that, go on with the others.
                     attempts += 1
                     if attempts == 2:
                         failure = error
-                        break
+                        kept.add(what)
                 except BaseException as error:  # a signal's: once
                     interrupt = error
+        for patch_id, change in changes:
+            if change not in kept and not (None in kept and change.nested):
+                self._changes[patch_id].remove(change)
         try:
             if raised := interrupt or failure:
                 raise raised
@@ -285,35 +287,36 @@ class Patcher:
     def runs_replacement(self, function: FunctionType) -> bool:
         """Whether a function is patched, and nobody has undone it."""
         return any(
-            swap.function is function and swap.is_in_place
-            for swaps in self._swaps.values()
-            for swap in swaps
+            change.function is function and change.is_in_place
+            for changes in self._changes.values()
+            for change in changes
         )
 
-    def swaps(self) -> tuple[tuple[str, Change], ...]:
+    def changes(self) -> tuple[tuple[str, Change], ...]:
         """Every function that runs a replacement, with the id of its patch."""
         with lock:
-            return tuple((i, swap) for i, swaps in self._swaps.items() for swap in swaps)
+            return tuple((i, change) for i, changes in self._changes.items() for change in changes)
 
-    def take_back(self) -> None:
+    def restore(self) -> None:
         """Give every function its original code object again, and patch nothing any more."""
         with lock:
             self._retired = True
-            self._take_back(self.swaps())
+            self._restore(self.changes())
 
 
-def _swap(
+def _replacement(
     function: FunctionType, rewritten: _rewriting.Rewrite, outermost: str, group: Sequence[Target]
-) -> Swap:
+) -> Replacement:
     nested = []
     for target in group:
-        if target.function != outermost:
+        # Methods of a class that each call makes belong together: those of earlier calls stay.
+        if target.function != outermost and not _rewriting.is_method(outermost, target.function):
             old = _rewriting.nested(function.__code__, outermost, target.function)
             new = _rewriting.nested(rewritten.replacement, outermost, target.function)
             if old.co_freevars != new.co_freevars:
                 raise Refused(f"the rewrite would change the free variables of {target.function}")
             nested.append((old, new))
-    return Swap(group, function, rewritten.replacement, nested)
+    return Replacement(group, function, rewritten.replacement, nested)
 
 
 def source_of(module: ModuleType) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING
 
+from dynamo_cyclefix import _settings
 from dynamo_cyclefix._errors import CatalogueError, PatchError
-from dynamo_cyclefix._patching.finder import TargetFinder, lock, retire_others, say, wake
+from dynamo_cyclefix._locking import lock, log
+from dynamo_cyclefix._patching.activation import begin, retire_others
 
 if TYPE_CHECKING:
-    from dynamo_cyclefix._commands.status import Status
     from dynamo_cyclefix._patching.patcher import Patcher
+    from dynamo_cyclefix._patching.status import Status
 
 __all__ = ["CatalogueError", "PatchError", "activate", "deactivate", "status"]
 
@@ -21,7 +22,6 @@ def activate(
     strict: bool | None = None,
     patches: str | None = None,
     accept_unseen: bool | None = None,
-    way: str = "activate()",
 ) -> None:
     """Patch torch: at once what is imported already, the rest when it is imported.
 
@@ -35,33 +35,40 @@ def activate(
             it, of those not to apply; by default ``DYNAMO_CYCLEFIX_PATCHES``; all if that is empty.
         accept_unseen: whether strict mode accepts a source that no known release has, if it passes
             every structural check; by default whether ``DYNAMO_CYCLEFIX_UNSEEN=accept``.
-        way: what activates, for :func:`status`.
 
     Raises:
         PatchError: in strict mode, if torch is imported already and could not be patched.  Nothing
             is active then, or after an interrupt.
     """
+    start("activate()", strict, patches, accept_unseen)
+
+
+def start(
+    activated_by: str,
+    strict: bool | None = None,
+    patches: str | None = None,
+    accept_unseen: bool | None = None,
+) -> None:
+    """What :func:`activate` does, for whatever activates, which :func:`status` names."""
     import dynamo_cyclefix  # by its name: the package may have been imported anew
 
-    mode = _mode()
-    if mode == "off":
-        say("info", "not activated: DYNAMO_CYCLEFIX=off")
+    settings = _settings.read()
+    if settings.mode == "off":
+        log("info", "not activated: DYNAMO_CYCLEFIX=off")
         return
     with lock:
         deactivate()
-        finder = dynamo_cyclefix.Waiting(
-            way,
-            mode == "strict" if strict is None else strict,
-            os.environ.get("DYNAMO_CYCLEFIX_PATCHES", "") if patches is None else patches,
-            os.environ.get("DYNAMO_CYCLEFIX_UNSEEN") == "accept"
-            if accept_unseen is None
-            else accept_unseen,
+        finder = dynamo_cyclefix.Finder(
+            activated_by,
+            settings.mode == "strict" if strict is None else strict,
+            settings.patches if patches is None else patches,
+            settings.accept_unseen if accept_unseen is None else accept_unseen,
         )
         dynamo_cyclefix._active = finder
         sys.meta_path.insert(0, finder)
         if "torch" in sys.modules:
             try:
-                wake(finder).catch_up()
+                begin(finder).catch_up()
             except BaseException:
                 deactivate()
                 raise
@@ -76,11 +83,12 @@ def deactivate() -> None:
         try:
             retire_others()
             # Another program may have removed it from `sys.meta_path`.
-            if isinstance(active, TargetFinder):
-                active.take_back()
+            if active is not None and active.activation is not None:
+                active.activation.restore()
         finally:
             # What a signal has interrupted can be asked for again.
-            if not isinstance(active, TargetFinder) or active.has_taken_back:
+            activation = None if active is None else active.activation
+            if activation is None or activation.has_restored:
                 dynamo_cyclefix._active = None
 
 
@@ -90,10 +98,10 @@ def status() -> Status:
     Imports neither torch nor any part of it: a patch whose modules are not imported is "pending".
     """
     import dynamo_cyclefix
-    from dynamo_cyclefix._commands import status as _status
+    from dynamo_cyclefix._patching import status as _status
 
     active = dynamo_cyclefix._active
-    return _status.status(wake(active) if active else None)
+    return _status.status(begin(active) if active else None)
 
 
 def patcher() -> Patcher | None:
@@ -105,13 +113,4 @@ def patcher() -> Patcher | None:
     import dynamo_cyclefix
 
     active = dynamo_cyclefix._active
-    return wake(active).patcher() if active else None
-
-
-def _mode() -> str:
-    mode = os.environ.get("DYNAMO_CYCLEFIX", "").strip().lower() or "on"
-    if mode in ("off", "on", "strict"):
-        return mode
-    text = "DYNAMO_CYCLEFIX=%r is unknown, expected off, on or strict; it counts as on"
-    say("warning", text, mode)
-    return "on"
+    return begin(active).patcher() if active else None

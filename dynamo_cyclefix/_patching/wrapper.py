@@ -17,13 +17,13 @@ import wrapt
 
 from dynamo_cyclefix._catalogue.model import Target
 from dynamo_cyclefix._errors import Refused
-from dynamo_cyclefix._patching.replacement import namespace
+from dynamo_cyclefix._patching.functions import namespace
 
 
 class Wrap:
     """One function, the wrapper around it, and everything that holds the function by name.
 
-    Like a :class:`dynamo_cyclefix._patching.replacement.Swap`, but for what it puts in place.
+    Like a ``Replacement``, but for what it puts in place.
 
     Args:
         module: the module that defines the function.
@@ -37,7 +37,9 @@ class Wrap:
     def __init__(self, module: ModuleType, function: FunctionType, targets: Sequence[Target]):
         self.targets = targets
         self.function = function
-        self.missed = 0
+        # There are no closures to look for.
+        self.nested = ()
+        self.hidden = False
         for target in targets:
             _check(function.__code__, target)
         self._wrapper = wrapt.FunctionWrapper(function, _clearing(function.__code__))
@@ -46,13 +48,13 @@ class Wrap:
         for name in classes:
             self._owner = getattr(self._owner, name)
 
-    def put(self) -> None:
+    def install(self) -> None:
         """Put the wrapper wherever a module or the class has the function."""
         for holder in self._holders(self.function):
             setattr(holder, self._name, self._wrapper)
 
-    def take_back(self) -> None:
-        """Undo ``put``."""
+    def restore(self) -> None:
+        """Undo ``install``."""
         for holder in self._holders(self._wrapper):
             setattr(holder, self._name, self.function)
 

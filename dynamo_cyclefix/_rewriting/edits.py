@@ -280,7 +280,8 @@ class Insert(NamedTuple):
     Attributes:
         statement: what is inserted.
         before: the statement before which it goes, which occurs exactly once; or empty.
-        after: the statement after which it goes; or empty.
+        after: the statement after which it goes; or empty.  Without either, the function begins
+            with it.
     """
 
     statement: str
@@ -303,8 +304,14 @@ class Insert(NamedTuple):
         return ()
 
     def apply(self, scope: Scope) -> bool:
-        anchor, block = _anchor(scope, self.before or self.after)
+        if self.before or self.after:
+            anchor, block = _anchor(scope, self.before or self.after)
+        else:
+            _, body = _head_and_body(scope)
+            anchor, block = body[0], scope.node.body
         place = block.index(anchor)
+        if not self.before and not self.after and ast.dump(anchor) == _dumped(self.statement):
+            return False
         neighbours = block[:place][-1:] if self.before else block[place + 1 :][:1]
         if any(ast.dump(found) == _dumped(self.statement) for found in neighbours):
             return False
@@ -328,8 +335,11 @@ def _check_use(scope: Scope, inner: Scope, taker: str) -> None:
     """Check that a nested function is only called there, or handed to a call of ``taker``."""
     called: set[ast.AST] = set()
     for call in (n for n in ast.walk(scope.node) if isinstance(n, ast.Call)):
-        if isinstance(call.func, ast.Name) and call.func.id == inner.name:
-            called.add(call.func)
+        function = call.func
+        if isinstance(function, ast.Attribute) and isinstance(inner.node, ast.ClassDef):
+            function = function.value  # a method of the class
+        if isinstance(function, ast.Name) and function.id == inner.name:
+            called.add(function)
         if taker != inner.name and f".{ast.unparse(call.func)}".endswith(f".{taker}"):
             for argument in (*call.args, *call.keywords):
                 called.update(ast.walk(argument))

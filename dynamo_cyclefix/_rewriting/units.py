@@ -42,6 +42,11 @@ def steps(outermost: str, function: str) -> list[str]:
     return function.removeprefix(outermost).split(f".{LOCALS}.")[1:]
 
 
+def is_method(outermost: str, function: str) -> bool:
+    """Whether ``function`` is defined by a class inside of the outermost function."""
+    return any("." in step for step in steps(outermost, function))
+
+
 def _code_objects(code: CodeType, name: str) -> list[CodeType]:
     return [c for c in code.co_consts if isinstance(c, CodeType) and c.co_name == name]
 

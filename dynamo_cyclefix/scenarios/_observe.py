@@ -26,7 +26,10 @@ _RUN_DEPENDENT = (
     (re.compile(r"_[0-9a-f]{8}(?:_[0-9a-f]{4}){3}_[0-9a-f]{12}"), "_<uuid>"),
     (re.compile(r"\btmp[a-z0-9_]{8}\b"), "<tmp>"),
     (re.compile(r"\brun_[0-9_]+-pid_[0-9]+\b"), "run_<time>"),
-    # In guards: `___check_type_id(L['x'], 94231...)`, `___dict_version(...) == 8123`.
+    # In guards: `G['___unnamed_scope_1399..._c234']`, `___check_type_id(L['x'], 94231...)`,
+    # `___dict_version(...) == 8123`.
+    (re.compile(r"(?<=_scope_)[0-9]{7,}"), "<id>"),
+    (re.compile(r"""_c[0-9]+(?=['"\]])"""), "_cN"),
     (re.compile(r"(?<=, )[0-9]{7,}(?=\))"), "<id>"),
     (re.compile(r"(?<=_version\()(.*\) == )[0-9]+"), r"\1<version>"),
 )
@@ -38,7 +41,8 @@ class Observation:
     """What one run of a scenario showed; plain data that goes through JSON.
 
     ``pinned``: an object that only a local of the user's frame refers to, or another that the
-    scenario watches, outlived that frame. ``freed``: a full collection released all of them.
+    scenario watches, outlived that frame (a collection as well, if the scenario says so).
+    ``freed``: a full collection released all of them.
     ``kept``: by its label what outlived the frame, and what frees it: a collection, a collection
     after ``torch._dynamo.reset()``, or nothing; the label of the frame's own local is ``local``.
     ``outcome``: the exception that left the user's code, or the value it returned, tensors bit for
@@ -102,8 +106,10 @@ def observe(scenario: Scenario) -> Observation:
         kept = dict.fromkeys(pinned, FREED)
         if alive(watched):
             kept.update(_kept_for_longer(watched))
+        if scenario.collected:
+            kept = {label: way for label, way in kept.items() if way != FREED or label == "local"}
     return Observation(
-        pinned=bool(pinned),
+        pinned=bool(kept),
         freed=set(kept.values()) <= {FREED},
         kept=kept,
         outcome=outcome,

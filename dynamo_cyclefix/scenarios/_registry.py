@@ -26,6 +26,14 @@ _MODULES = (
     "recompile",
     "interrupts",
     "modes",
+    "success_breaks",
+    "success_functions",
+    "success_modules",
+    "success_higher_order",
+    "success_autograd",
+    "success_protocols",
+    "success_export",
+    "success_tracing",
 )
 
 _registered: dict[str, Scenario] = {}
@@ -36,7 +44,10 @@ class Scenario:
     """One way in which user code meets an exception in Dynamo.
 
     ``patches`` are the ids of the patches that claim it: with these applied it must not keep a
-    user frame alive. ``torch`` is a PEP 440 specifier of the releases on which it can run.
+    user frame alive. ``torch`` is a PEP 440 specifier of the releases on which it can run. With
+    ``collected``, what the scenario watches may wait for a collection, as whatever an exported
+    program refers to does (a ``GraphModule`` and its graph refer to each other): it must not need
+    more than that.
     """
 
     name: str
@@ -44,6 +55,7 @@ class Scenario:
     body: Callable[[], object]
     patches: tuple[str, ...]
     torch: str = ""
+    collected: bool = False
 
     def applies(self, torch_version: str) -> bool:
         """Whether the scenario can run on ``torch_version`` (pre-releases count as releases)."""
@@ -51,7 +63,7 @@ class Scenario:
 
 
 def scenario(
-    *patches: str, torch: str = ""
+    *patches: str, torch: str = "", collected: bool = False
 ) -> Callable[[Callable[[], object]], Callable[[], object]]:
     """Register a function as a scenario, named after it with ``-`` for ``_``.
 
@@ -67,7 +79,7 @@ def scenario(
         if not body.__doc__:
             raise ValueError(f"scenario {name!r} has no docstring: say in one line what it is for")
         purpose = body.__doc__.strip().splitlines()[0]
-        _registered[name] = Scenario(name, purpose, body, patches, torch)
+        _registered[name] = Scenario(name, purpose, body, patches, torch, collected)
         return body
 
     return register

@@ -18,7 +18,11 @@ def _activate(copy):  # type: (str) -> None
     finally:
         sys.path.remove(copy)
     if dynamo_cyclefix._active is not None:
-        dynamo_cyclefix._active.way = os.environ.get("DYNAMO_CYCLEFIX_WAY") or "sitecustomize"
+        # Loaded where any variable of ours is set.
+        settings = sys.modules.get("dynamo_cyclefix._settings")
+        dynamo_cyclefix._active.activated_by = (
+            settings and settings.read().activated_by
+        ) or "sitecustomize"
 
 
 def _run_shadowed(here):  # type: (str) -> None

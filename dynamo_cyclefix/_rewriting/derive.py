@@ -125,8 +125,9 @@ def apply(node: ast.stmt, qualname: str, targets: Sequence[Edited]) -> bool:
 
 
 def _find(scope: Scope, qualname: str, function: str) -> Scope:
-    for name in units.steps(qualname, function):
-        require_plain(scope, f"{scope.name} around {function}")
+    for name in (part for step in units.steps(qualname, function) for part in step.split(".")):
+        if not isinstance(scope.node, ast.ClassDef):
+            require_plain(scope, f"{scope.name} around {function}")
         found = [inner for inner in scope.inner if inner.name == name]
         if len(found) != 1:
             raise Refused(f"found {len(found)} functions {function}, expected 1")
