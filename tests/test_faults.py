@@ -579,16 +579,61 @@ def test_a_bug_of_ours_during_the_import(with_torch: Forks, step: str, raised: s
     assert all(states == [True] for states in original.values())
 
 
-@pytest.mark.parametrize("step", ["compile", "put"])
+@pytest.mark.parametrize("step", ["compile", "put", "exchange"])
 def test_an_interrupt_during_the_import(with_torch: Forks, step: str) -> None:
     # Of a module that can be imported again: torch._dynamo itself cannot, with or without us.
     code = IMPORT.format(
         mode="on", first="import torch._dynamo", step=STEPS[step], raised="KeyboardInterrupt()"
     )
-    found = with_torch(code + "judge(raised=raised)")
+    states = "[patch.state.value for patch in dynamo_cyclefix.status().patches]"
+    found = with_torch(code + f"judge(raised=raised, said={states})")
     check(found)
     assert found["raised"] == "KeyboardInterrupt"
     assert is_patched(found)
+    # What was taken back is not said to be there: its module is not even imported.
+    assert "not applied" not in found["said"]
+
+
+@pytest.mark.parametrize("step", ["put-later", "exchange", "exchange-done"])
+def test_an_interrupt_while_it_catches_up(with_torch: Forks, step: str) -> None:
+    found = with_torch(f"""
+assert activate() is None
+finder = sys.meta_path.pop(0)
+import_all()
+sys.meta_path.insert(0, finder)
+before = original_by_patch()
+with fault({STEPS[step]}, raised=KeyboardInterrupt()):
+    raised = attempt(dynamo_cyclefix.status)
+judge(raised=raised, unchanged=original_by_patch() == before)
+""")
+    check(found)
+    assert found["raised"] == "KeyboardInterrupt"
+    assert found["unchanged"]
+    assert is_patched(found)
+
+
+def test_a_refusal_holds_for_the_modules_that_come_later(with_torch: Forks) -> None:
+    found = with_torch("""
+several = [patch for patch in CATALOGUE.patches.values() if patch.id == "artifact-errors"]
+wanted = {(t.module, t.outermost) for patch in several for t in patch.targets}
+find, refused = _patcher.live_function, []
+def faulty(module, qualname):
+    if (module.__name__, qualname) in wanted and not refused:
+        refused.append(module.__name__)
+        raise _patcher.Refused("a shape")
+    return find(module, qualname)
+_patcher.live_function = faulty
+assert activate() is None
+import_all()
+_patcher.live_function = find
+states = {patch.id: patch.state.value for patch in dynamo_cyclefix.status().patches}
+print(json.dumps([states["artifact-errors"], original_by_patch(), refused, WARNINGS]))
+""")
+    state, original, refused, warnings = found
+    if refused:  # not every release is affected
+        assert state == "not applied"
+        assert original["artifact-errors"] == [True]
+        assert len(warnings) == 1
 
 
 def test_a_bug_in_the_finder_itself(with_torch: Forks) -> None:
@@ -762,6 +807,33 @@ judge(replaced=states["observed-exceptions"])
 """)
     check(found)
     assert found["replaced"] == "refused"
+
+
+def test_code_that_another_tool_puts_in_later_stays(with_dynamo: Forks) -> None:
+    found = with_dynamo("""
+activate()
+owner = sys.modules["torch._dynamo.symbolic_convert"].InstructionTranslatorBase
+function = owner.exception_handler
+theirs = function.__code__.replace(co_firstlineno=1)
+function.__code__ = theirs
+dynamo_cyclefix.deactivate()
+print(json.dumps(function.__code__ is theirs))
+""")
+    assert found
+
+
+def test_a_thread_that_comes_late_patches_nothing(with_dynamo: Forks) -> None:
+    """It asked for the patches before, and gets the lock after, another one deactivates."""
+    found = with_dynamo("""
+activate()
+patcher = dynamo_cyclefix._active.patcher()
+dynamo_cyclefix.deactivate()
+patcher.catch_up([sys.modules[name] for name in CATALOGUE.modules.intersection(sys.modules)])
+late = original_by_patch()
+judge(late=late)
+""")
+    check(found)
+    assert all(original == [True] for original in found["late"].values())
 
 
 @pytest.mark.parametrize(
