@@ -138,20 +138,17 @@ def patching_loader(loader: "Any", finder: Finder) -> "Any":
                 spec._initializing = True
             # What one import brings in is patched at its end, together: to find the closures that
             # exist by then takes a walk over all objects.
-            inner = finder.inner
-            is_outermost = not hasattr(inner, "executed")
-            if is_outermost:
-                inner.executed = []
-            executed = inner.executed
+            inner = vars(finder.inner)
+            is_outermost = "executed" not in inner
             try:
+                executed = inner.setdefault("executed", [])
                 loader.exec_module(module)
                 executed.append(module)
             finally:
                 if not said:
                     spec._initializing = False
                 if is_outermost:
-                    del inner.executed
-                    finder.catch_up(executed)
+                    finder.catch_up(inner.pop("executed", ()))
 
         def __getattr__(self, name: str) -> "Any":
             return getattr(loader, name)
