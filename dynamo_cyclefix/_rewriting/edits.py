@@ -333,29 +333,34 @@ def _require_no_closures(scope: Scope, name: str) -> None:
         raise Refused(f"{inner.name} in {scope.name} closes over {name!r} too")
 
 
-def _check_use(scope: Scope, inner: Scope, name: str, takers: Mapping[str, str]) -> None:
+def _check_use(scope: Scope, inner: Scope, name: str, takers: Mapping[str, str]) -> list[Scope]:
     """Check that a nested function is only called there, or handed to a call that may take it.
 
     What closes over ``name`` inside of it, or calls it later, could outlive it, so the same holds
     there.  ``return`` is a taker too: the patch says why nobody calls what is returned.
+
+    Returns:
+        The scopes that were checked.
     """
     if inner.name not in takers:
         raise Refused(f"{inner.name} in {scope.name} closes over {name!r} too")
     if getattr(inner.node, "decorator_list", ()):
         raise Refused(f"{inner.name} in {scope.name} has a decorator")
     is_class = isinstance(inner.node, ast.ClassDef)
+    checked = [inner]
     for deeper in () if is_class else inner.capturers(name):
-        _check_use(inner, deeper, name, takers)
+        checked += _check_use(inner, deeper, name, takers)
     taker = takers[inner.name]
     called: set[Any] = set()
-    for call in (*scope.find(ast.Call), *inner.find(ast.Call)):
+    for call in (c for where in (scope, *checked) for c in where.find(ast.Call)):
         function = call.func
         if isinstance(function, ast.Attribute) and is_class:
             function = function.value  # a method of the class
         if isinstance(function, ast.Name) and function.id == inner.name:
             called.add(function)
         if taker != inner.name and f".{ast.unparse(call.func)}".endswith(f".{taker}"):
-            called.update(call.args, (keyword.value for keyword in call.keywords))
+            called.update(a.value if isinstance(a, ast.Starred) else a for a in call.args)
+            called.update(keyword.value for keyword in call.keywords)
     if taker == "return":
         called.update(node.value for node in scope.find(ast.Return))
     uses = [inner.node]
@@ -364,6 +369,7 @@ def _check_use(scope: Scope, inner: Scope, name: str, takers: Mapping[str, str])
     if not called.issuperset(uses):
         only = f"handing it to {taker}" if taker != inner.name else "calling it"
         raise Refused(f"{inner.name} in {scope.name} is used other than by {only}")
+    return checked
 
 
 def _raised_locals(scope: Scope) -> Iterator[str]:
