@@ -1197,6 +1197,12 @@ def test_a_source_that_differs_is_refused(source: str) -> None:
         ("    try:\n        raise error\n    except KeyError:\n        del error", False),
         ("    print(error)\n    try:\n        raise error\n    finally:\n        del error", False),
         ("    try:\n        pass\n    finally:\n        del error\n    raise error", False),
+        # What it is set to may be the exception again, or one that leads to it.
+        (
+            "    try:\n        raise error\n    finally:\n        error = error.__cause__ or error",
+            False,
+        ),
+        ("    try:\n        raise error\n    finally:\n        error = x", False),
         ("    raise ValueError", False),
     ],
 )
