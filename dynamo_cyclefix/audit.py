@@ -52,8 +52,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from dynamo_cyclefix._auditing import graph, held, tensors, words
-from dynamo_cyclefix._catalogue import toml
-from dynamo_cyclefix._catalogue.model import covering_patch
 from dynamo_cyclefix._errors import CatalogueError, Refused
 
 if TYPE_CHECKING:
@@ -520,6 +518,8 @@ def _covered_holder(holder: held.Holder) -> dict[str, Any]:
     """The patch for a holder, or the reason why there is none."""
     if holder.owner != "torch":
         return {}
+    from dynamo_cyclefix._catalogue.model import covering_patch
+
     covered, explained = _catalogued(str(sys.modules["torch"].__version__))
     function = holder.function
     while function:
@@ -541,6 +541,8 @@ def _owner_in_words(cycle: "Cycle | Held") -> str:
 
 def _covering_patch(code: types.CodeType, module: str, name: str) -> str | None:
     """Id of the patch for the local or cell `name` of this function of torch; None if none is."""
+    from dynamo_cyclefix._catalogue.model import covering_patch
+
     covered, _ = _catalogued(str(sys.modules["torch"].__version__))
     return covering_patch(covered, (module, words.qualname(code), name))
 
@@ -548,6 +550,8 @@ def _covering_patch(code: types.CodeType, module: str, name: str) -> str | None:
 @functools.cache
 def _catalogued(release: str) -> "tuple[Mapping[Key, str], Mapping[Key, str]]":
     """The ids of the patches, and the reasons why there is none, by what holds something."""
+    from dynamo_cyclefix._catalogue import toml  # as long as there is nothing of torch to name
+
     try:
         catalogue = toml.load()
         covered = catalogue.covering(release)

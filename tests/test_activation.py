@@ -333,6 +333,7 @@ def test_a_later_import_does_not_change_the_way(venv: Venv) -> None:
 def test_autostart_says_what_it_writes_and_leaves_no_trace(venv: Venv) -> None:
     before = snapshot(venv.site)
     assert json.loads(venv.cli("autostart", "status", "--json", code=1).stdout) == {
+        "schema": 1,
         "outcome": f"not enabled: there is no {venv.site / PTH}",
         "file": str(venv.site / PTH),
         "content": None,

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import CodeType
 
 import pytest
-from dynamo_cyclefix._rewriting.derive import apply
 from packaging.specifiers import SpecifierSet
 
 from dynamo_cyclefix import _installed, _rewriting
@@ -21,6 +20,7 @@ from dynamo_cyclefix._catalogue import gate, toml
 from dynamo_cyclefix._catalogue.model import Target
 from dynamo_cyclefix._errors import Refused
 from dynamo_cyclefix._rewriting import units
+from dynamo_cyclefix._rewriting.derive import apply
 from dynamo_cyclefix._rewriting.edits import Release
 from dynamo_cyclefix._scanning.package import Finding, scan_source
 

@@ -124,7 +124,8 @@ def watched(loaded):
                 ):
                     found.append((patch.id, function, (), original))
             outermost = _functions.live_function(sys.modules[target.module], target.outermost)
-            path = target.function.removeprefix(target.outermost).split(".<locals>.")[1:]
+            path = target.function.removeprefix(target.outermost).replace(".<locals>", "")
+            path = path.split(".")[1:]
             found.append((patch.id, outermost, path, original))
     return found
 
