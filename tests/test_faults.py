@@ -97,7 +97,8 @@ def code_on_disk(target):
     code = module_code(module)
     for part in target.function.split("."):
         if part != "<locals>":
-            code = next(c for c in code.co_consts if type(c) is type(code) and c.co_name == part)
+            # The last: overloads come before the function itself.
+            *_, code = (c for c in code.co_consts if type(c) is type(code) and c.co_name == part)
     return code
 
 
