@@ -633,7 +633,7 @@ print(json.dumps([states["artifact-errors"], original_by_patch(), refused, WARNI
 """)
     state, original, refused, warnings = found
     if refused:  # not every release is affected
-        assert state == "not applied"
+        assert state == "refused"
         assert original["artifact-errors"] == [True]
         assert len(warnings) == 1
 
