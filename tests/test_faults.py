@@ -614,15 +614,22 @@ judge(raised=raised, unchanged=original_by_patch() == before)
     assert is_patched(found)
 
 
-def test_a_refusal_holds_for_the_modules_that_come_later(with_torch: Forks) -> None:
-    found = with_torch("""
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_refusal_in_one_module_concerns_the_others_of_the_patch(
+    with_torch: Forks, nth: int
+) -> None:
+    found = with_torch(
+        f"nth = {nth}"
+        + """
 several = [patch for patch in CATALOGUE.patches.values() if patch.id == "artifact-errors"]
 wanted = {(t.module, t.outermost) for patch in several for t in patch.targets}
-find, refused = _patcher.live_function, []
+find, seen, refused = _patcher.live_function, [], []
 def faulty(module, qualname):
-    if (module.__name__, qualname) in wanted and not refused:
-        refused.append(module.__name__)
-        raise _patcher.Refused("a shape")
+    if (module.__name__, qualname) in wanted:
+        seen.append(module.__name__)
+        if len(set(seen)) == nth and not refused:
+            refused.append(module.__name__)
+            raise _patcher.Refused("a shape")
     return find(module, qualname)
 _patcher.live_function = faulty
 assert activate() is None
@@ -630,7 +637,8 @@ import_all()
 _patcher.live_function = find
 states = {patch.id: patch.state.value for patch in dynamo_cyclefix.status().patches}
 print(json.dumps([states["artifact-errors"], original_by_patch(), refused, WARNINGS]))
-""")
+"""
+    )
     state, original, refused, warnings = found
     if refused:  # not every release is affected
         assert state == "refused"

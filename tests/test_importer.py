@@ -826,3 +826,33 @@ def test_closures_made_while_their_module_is_imported() -> None:
         assert new == [True]
     # What one import brings in is looked for once, at its end.
     assert walks <= 2
+
+
+@needs_torch
+def test_a_module_that_is_imported_a_second_time_inside_of_another_import() -> None:
+    states, warnings = report("""
+        import dynamo_cyclefix, torch, torch._dynamo
+        name = "torch.fx._graph_pickler"
+        importlib.import_module(name)
+        class Tool:
+            def find_spec(self, asked, path=None, target=None):
+                if asked != "torch._export.non_strict_utils":
+                    return None
+                from importlib.machinery import PathFinder
+                spec = PathFinder.find_spec(asked, path, target)
+                execute = spec.loader.exec_module
+                def exec_module(module):
+                    importlib.import_module(name)
+                    execute(module)
+                spec.loader.exec_module = exec_module
+                return spec
+        sys.meta_path.insert(1, Tool())
+        del sys.modules[name]
+        import torch._export.non_strict_utils
+        targets = [t for p in dynamo_cyclefix.status().patches for t in p.targets]
+        states = sorted({t.state.value for t in targets if t.module == name})
+        print(json.dumps([states, lines("WARNING")]))
+    """)
+    assert states
+    assert "not applied" not in states
+    assert warnings == []
