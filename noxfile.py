@@ -239,16 +239,19 @@ def summary_lines(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     targets = [target for patch in patches for target in patch.get("targets", ())]
     functions = {(target["module"], target["function"]) for target in targets}
     kinds = {next(iter(edit)) for target in targets for edit in target["edits"]}
+    count = sum("id" in patch for patch in patches)
     passed = [result for result in results if result["outcome"] == "passed"]
+    known = min((len(result["patches"]) for result in passed), default=count)
+    older = f", with {known} of the patches" if known < count else ""
     yield (
-        f"{sum('id' in patch for patch in patches)} patches change {len(functions)} functions by"
+        f"{count} patches change {len(functions)} functions by"
         f" {len(kinds)} kinds of edit ({', '.join(sorted(kinds))})."
     )
     yield (
         f"{len(passed)} of {len(results)} environments pass:"
         f" {len({result['torch'] for result in passed})} releases of torch,"
         f" {len({result['python'] for result in passed})} versions of Python,"
-        f" {' and '.join(sorted({result['platform'] for result in passed}))}."
+        f" {' and '.join(sorted({result['platform'] for result in passed}))}{older}."
     )
 
 

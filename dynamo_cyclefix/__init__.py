@@ -127,24 +127,28 @@ def patching_loader(loader: "Any", finder: Finder) -> "Any":
 
         def exec_module(self, module: "ModuleType") -> None:
             # The module, and whoever asks it for its source or resources, sees its own loader.
-            if module.__spec__ is not None:
-                module.__spec__.loader = loader
+            spec: Any = module.__spec__
+            if spec is not None:
+                spec.loader = loader
             module.__loader__ = loader
             finder.prepare()
+            # The import system has said so already, but not of a module that is executed lazily.
+            said = spec is None or getattr(spec, "_initializing", False)
+            if not said:
+                spec._initializing = True
             # What one import brings in is patched at its end, together: to find the closures that
             # exist by then takes a walk over all objects.
-            inner = finder.inner
-            if hasattr(inner, "executed"):
-                loader.exec_module(module)
-                inner.executed.append(module)
-                return
+            inner = vars(finder.inner)
+            is_outermost = "executed" not in inner
             try:
-                inner.executed = executed = []
+                executed = inner.setdefault("executed", [])
                 loader.exec_module(module)
                 executed.append(module)
             finally:
-                del inner.executed
-                finder.catch_up(executed)
+                if not said:
+                    spec._initializing = False
+                if is_outermost:
+                    finder.catch_up(inner.pop("executed", ()))
 
         def __getattr__(self, name: str) -> "Any":
             return getattr(loader, name)

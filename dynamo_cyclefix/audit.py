@@ -554,6 +554,7 @@ def _catalogued(release: str) -> "tuple[Mapping[Key, str], Mapping[Key, str]]":
     except (CatalogueError, Refused):
         return {}, {}  # nothing is patched then, and `status` says why
     explained = {(e.module, e.function, e.name): e.reason for e in catalogue.explained}
+    explained |= {kept.holder: kept.reason for kept in catalogue.kept if kept.holder}
     if not hasattr(types.CodeType, "co_qualname"):
         covered = {(m, f.rpartition(".")[2], name): p for (m, f, name), p in covered.items()}
     return covered, explained

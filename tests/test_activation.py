@@ -373,7 +373,7 @@ def test_others_may_not_write_what_autostart_wrote(venv: Venv) -> None:
 def test_disable_removes_what_was_kept_for_another_way_in(venv: Venv) -> None:
     before = snapshot(venv.site)
     assert venv.cli("autostart", "disable").stdout.startswith("not enabled: there is no ")
-    program = "from dynamo_cyclefix import _catalogue; _catalogue.load()"
+    program = "from dynamo_cyclefix._catalogue import toml; toml.load()"
     venv.run("-c", program, env={"PYTHONDONTWRITEBYTECODE": ""})
     assert [name for name in snapshot(venv.site) if name.endswith(".kept")]
     said = venv.cli("autostart", "disable").stdout

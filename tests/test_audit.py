@@ -753,6 +753,39 @@ torch._dynamo.reset()
 print(json.dumps([pinned, dataclasses.asdict(audit.run(program))]))
 """
 
+MISMATCHED = """
+import dataclasses, json, sys
+import torch
+from dynamo_cyclefix import audit
+
+def helper(x):
+    return x @ x
+
+def program():
+    for _ in range(2):
+        try:
+            torch.compile(lambda x: helper(x), backend="eager")(torch.ones(2, 3))
+        except Exception:
+            pass
+        torch._dynamo.reset()
+
+program()
+read = 0
+def profile(frame, event, _):
+    global read
+    code = frame.f_code
+    read += event == "call" and code.co_name == "load" and "_catalogue" in code.co_filename
+reports = []
+for _ in range(2):
+    watched = audit.watch()
+    with watched:
+        program()
+        sys.setprofile(profile)
+    sys.setprofile(None)
+    reports.append(dataclasses.asdict(watched.report))
+print(json.dumps([torch.__version__, read, *reports]))
+"""
+
 BYTES = """
 import dataclasses, json
 import torch
@@ -880,6 +913,22 @@ def test_the_tests_keep_dynamo_from_collecting() -> None:
         import json, torch, torch._dynamo
         print(json.dumps(getattr(torch._dynamo.config, "run_gc_after_compile", False)))
     """)
+
+
+@needs_torch
+def test_the_patch_is_named_for_helpers_too_and_the_catalogue_is_read_once() -> None:
+    version, read, *reports = child(MISMATCHED, DYNAMO_CYCLEFIX="off")
+    assert read == 1
+    for report in reports:
+        patches = {
+            (cycle["function"].rpartition(".")[2], cycle["name"]): cycle["patch"]
+            for cycle in report["cycles"]
+            if cycle["owner"] == "torch"
+        }
+        assert patches
+        assert None not in patches.values()
+        if version.startswith("2.14."):
+            assert patches["bubble_exception_to_interpreter", "e"] == "observed-exceptions"
 
 
 @needs_torch

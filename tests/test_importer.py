@@ -713,28 +713,60 @@ def test_a_fork_that_cannot_wait_any_longer() -> None:
     assert finished.json == [[0, 0, 0, 0], True, True, True]
 
 
+LAZY = """
+import dynamo_cyclefix, importlib.util, torch
+{imported}
+name = "torch.fx._graph_pickler"
+spec = {spec}
+spec.loader = importlib.util.LazyLoader(spec.loader)
+module = sys.modules[name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+import torch.utils.cpp_extension
+dynamo_cyclefix.status()
+lazy = type(module).__name__
+module.GraphPickler
+import torch._dynamo
+status = dynamo_cyclefix.status()
+states = {{(p.id, t.module): t.state.value for p in status.patches for t in p.targets}}
+(patch,) = (p for p, module in states if module == name)
+warnings = [text for level, text, _ in records if level == "WARNING"]
+rest = [state for (p, _), state in states.items() if p == patch]
+others = {{p.state.value for p in status.patches if p.id != patch}}
+print(json.dumps([lazy, states[patch, name], rest, sorted(others), warnings]))
+"""
+OURS = "importlib.util.find_spec(name)"
+NOT_OURS = (
+    "importlib.util.spec_from_file_location(name, torch.fx.__path__[0] + '/_graph_pickler.py')"
+)
+
+
 @needs_torch
-def test_a_module_that_is_executed_at_its_first_use() -> None:
+@pytest.mark.parametrize("imported", ["import torch._dynamo", ""], ids=["after Dynamo", "before"])
+def test_a_module_that_is_executed_at_its_first_use(imported: str) -> None:
     """By the recipe in the documentation of ``importlib``; it stays lazy, and is patched then."""
-    result = report("""
-        import dynamo_cyclefix, torch, torch._dynamo, importlib.util
-        name = "torch.fx._graph_pickler"
-        spec = importlib.util.find_spec(name)
-        spec.loader = importlib.util.LazyLoader(spec.loader)
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        import torch.utils.cpp_extension
-        dynamo_cyclefix.status()
-        lazy = type(module).__name__
-        module.GraphPickler
-        targets = [t for p in dynamo_cyclefix.status().patches for t in p.targets]
-        states = {t.state.value for t in targets if t.module == name}
-        print(json.dumps([lazy, sorted(states), lines("WARNING")]))
-    """)
-    lazy, states, warnings = result
+    result = report(LAZY.format(imported=imported, spec=OURS))
+    lazy, state, _, _, warnings = result
     assert lazy == "_LazyModule"
-    assert states == ["applied"]
+    assert state == "applied"
     assert warnings == []
+
+
+@needs_torch
+def test_a_lazy_module_that_no_finder_found() -> None:
+    """Older Pythons do not tell that it is half executed: then its patch is off as a whole."""
+    result = report(LAZY.format(imported="", spec=NOT_OURS))
+    lazy, state, rest, others, warnings = result
+    assert lazy == "_LazyModule"
+    assert "refused" not in others
+    getter: Any = vars(importlib.util._LazyModule)["__getattribute__"]  # type: ignore[attr-defined]
+    if "is_loading" in getter.__code__.co_consts:
+        assert state == "applied"
+        assert warnings == []
+    else:
+        assert state == "refused"
+        assert "applied" not in rest
+        (warning,) = warnings
+        assert "not applied" in warning
 
 
 # ---- closures made earlier -----------------------------------------------------------------------
@@ -751,7 +783,7 @@ def test_closures_are_looked_for_once_for_all_patches() -> None:
         import dynamo_cyclefix
         on = len(walks)
         dynamo_cyclefix.status()
-        again = len(walks) - on, len(dynamo_cyclefix._active.patcher().overdue())
+        again = len(walks) - on, len(dynamo_cyclefix._active.activation.patcher().overdue())
         dynamo_cyclefix.deactivate()
         print(json.dumps([on, again, len(walks) - on]))
     """)

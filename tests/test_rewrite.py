@@ -27,7 +27,7 @@ from dynamo_cyclefix._catalogue.model import Target
 from dynamo_cyclefix._errors import Refused
 from dynamo_cyclefix._rewriting import units
 from dynamo_cyclefix._rewriting.derive import apply
-from dynamo_cyclefix._rewriting.edits import Omit, Release
+from dynamo_cyclefix._rewriting.edits import Insert, Omit, Release
 
 FILE = "/nowhere/sample.py"
 
@@ -1197,6 +1197,12 @@ def test_a_source_that_differs_is_refused(source: str) -> None:
         ("    try:\n        raise error\n    except KeyError:\n        del error", False),
         ("    print(error)\n    try:\n        raise error\n    finally:\n        del error", False),
         ("    try:\n        pass\n    finally:\n        del error\n    raise error", False),
+        # What it is set to may be the exception again, or one that leads to it.
+        (
+            "    try:\n        raise error\n    finally:\n        error = error.__cause__ or error",
+            False,
+        ),
+        ("    try:\n        raise error\n    finally:\n        error = x", False),
         ("    raise ValueError", False),
     ],
 )
@@ -1339,3 +1345,44 @@ def test_an_exception_among_its_own_args() -> None:
         gc.enable()
     _, fixed = _rewriting.unparsed(source, code, target.outermost, [target])
     assert "super().__init__(f'{value} is not supported')" in fixed
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_methods_of_a_class_that_a_call_makes() -> None:
+    source = textwrap.dedent("""
+        def call(held):
+            class Node:
+                def keep(self):
+                    return 0
+
+                def read(self):
+                    return held
+            node = Node()
+            node.keep()
+            return node
+    """)
+    inner = "call.<locals>.Node."
+    targets = [
+        Target("module", "call", (Release(("held",), (), (("Node", "Node"),)),), SpecifierSet()),
+        Target(
+            "module",
+            inner + "keep",
+            (Insert("self.kept = held", before="return 0"),),
+            SpecifierSet(),
+        ),
+        Target(
+            "module", inner + "read", (Insert("return self.kept", "return held"),), SpecifierSet()
+        ),
+    ]
+    namespace: dict[str, Any] = {}
+    exec(compile(source, "module.py", "exec"), namespace)
+    call = namespace["call"]
+    earlier = call("earlier")
+    call.__code__ = _rewriting.rewrite(source, call.__code__, "call", targets).replacement
+    value = Payload()
+    node, alive = call(value), weakref.ref(value)
+    assert node.read() is value
+    del node, value
+    assert alive() is None
+    assert earlier.read() == "earlier"
+    assert _rewriting.is_method("call", inner + "keep")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import dynamo_cyclefix  # before torch
-from dynamo_cyclefix.scenarios._observe import _stable
+from dynamo_cyclefix.scenarios._observe import stable
 
 EVENTS = Path(os.environ["PAIRED_EVENTS"])
 SELECTION = json.loads(Path(os.environ["PAIRED_SELECTION"]).read_text())
@@ -44,7 +44,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  
         if call.excinfo is not None:
             result["type"] = call.excinfo.type.__qualname__
             try:
-                result["message"] = _stable(str(call.excinfo.value))
+                result["message"] = stable(str(call.excinfo.value))
             except Exception as error:
                 result["message"] = f"cannot be shown: {type(error).__name__}"
 

@@ -23,7 +23,8 @@ class Target(NamedTuple):
 
     Attributes:
         module: the dotted name of the module that defines it.
-        function: its qualified name in that module; ``<locals>`` steps into a nested function.
+        function: its qualified name in that module; ``<locals>`` steps into a nested function,
+            and from there a dot into a class.
         edits: what is changed in it, in this order.
         affected: the torch versions whose function makes the mistake (PEP 440).
         needs_source: whether nothing but the edits will do where the source is missing.
@@ -88,6 +89,22 @@ class Explained(NamedTuple):
     reason: str
 
 
+class Kept(NamedTuple):
+    """What a call keeps alive and no patch lets go of, with the reason.
+
+    Attributes:
+        scenarios: the names of the scenarios that show it.
+        holder: the attribute or global that keeps it, for the audit; ``None`` where none is known.
+        affected: the torch versions on which they show it (PEP 440).
+        reason: why no patch lets go of it.
+    """
+
+    scenarios: tuple[str, ...]
+    holder: Key | None
+    affected: SpecifierSet
+    reason: str
+
+
 class Catalogue(NamedTuple):
     """All patches; the sources their functions are known to have; what the scan need not report.
 
@@ -96,11 +113,30 @@ class Catalogue(NamedTuple):
         sources: for ``module:outermost function``, the SHA-256 of each source seen and the releases
             that have it.
         explained: sites that stay open on purpose.
+        kept: what stays alive on purpose.
     """
 
     patches: Mapping[str, Patch]
     sources: Mapping[str, Mapping[str, tuple[str, ...]]]
     explained: tuple[Explained, ...] = ()
+    kept: tuple[Kept, ...] = ()
+
+    def reason_for(self, scenario: str, release: str) -> str:
+        """Why a scenario goes on keeping something alive; empty if it should not.
+
+        Args:
+            scenario: its name.
+            release: what ``torch.__version__`` says.
+
+        Raises:
+            Refused: ``release`` is not a PEP 440 version.
+        """
+        found = (
+            kept.reason
+            for kept in self.kept
+            if scenario in kept.scenarios and is_affected(release, kept.affected)
+        )
+        return next(found, "")
 
     @property
     def modules(self) -> frozenset[str]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from dynamo_cyclefix import __version__, _store
-from dynamo_cyclefix._catalogue.model import Catalogue, Explained, Key, Patch, Target
+from dynamo_cyclefix._catalogue.model import Catalogue, Explained, Kept, Key, Patch, Target
 from dynamo_cyclefix._errors import CatalogueError
 from dynamo_cyclefix._rewriting.edits import KINDS, Edit
 
@@ -57,13 +57,25 @@ def load(folder: Traversable | None = None) -> Catalogue:
         raise CatalogueError(f"patches: cannot be read ({error}); reinstall the package") from error
     patches: dict[str, Patch] = {}
     explained: list[Explained] = []
+    kept: list[Kept] = []
     for name, content in _parsed(texts).items():
         table = _Table(name, content)
         sites = table.tables("explained", required=False)
         for site in sites:
             explained.append(Explained(*(site.text(k) for k in Explained._fields)))
             site.finish()
-        if sites and "id" not in table.content:
+        entries = table.tables("kept", required=False)
+        for entry in entries:
+            holder = entry.text("holder", required=False)
+            found = Kept(
+                scenarios=entry.texts("scenarios"),
+                holder=_key(holder) if holder else None,
+                affected=entry.specifier("affected", SpecifierSet()),
+                reason=entry.text("reason"),
+            )
+            kept.append(found)
+            entry.finish()
+        if (sites or entries) and "id" not in table.content:
             table.finish()
             continue
         patch = _patch(table)
@@ -77,7 +89,7 @@ def load(folder: Traversable | None = None) -> Catalogue:
             f"patches/{_SOURCES}: found something else than, for each function, releases by the"
             " SHA-256 of their source, as expected; reinstall the package"
         ) from None
-    catalogue = Catalogue(patches, known, tuple(explained))
+    catalogue = Catalogue(patches, known, tuple(explained), tuple(kept))
     _check_owners(catalogue)
     return catalogue
 
@@ -192,14 +204,18 @@ class _Table:
         return value
 
     def text(self, key: str, required: bool = True) -> str:
-        return self._get(key, str, "a non-empty string", required).strip()
+        expected = "a non-empty string"
+        value = self._get(key, str, expected, required)
+        if required and not value.strip():
+            raise self._error(key, value, expected)
+        return value.strip()
 
     def texts(self, key: str, required: bool = True) -> tuple[str, ...]:
         expected = "a list of non-empty strings"
         values = self._get(key, list, expected, required)
         if not all(isinstance(value, str) and value for value in values):
             raise self._error(key, values, expected)
-        return tuple(values)
+        return tuple(dict.fromkeys(values))
 
     def pairs(self, key: str) -> tuple[tuple[str, str], ...]:
         expected = "a table of non-empty strings"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynamo_cyclefix import _json, _settings
+from dynamo_cyclefix._catalogue import toml
 from dynamo_cyclefix._errors import CommandError
 from dynamo_cyclefix._patching.state import State
 
@@ -181,12 +182,17 @@ def judge(off: Run, on: Run) -> tuple[list[Row], str]:
     if error := off.error or on.error:
         return [], error
     states = {patch["id"]: State(patch["state"]) for patch in on.status["patches"]}
+    catalogue, release = toml.load(), off.ready["torch"]
     rows = []
     problems = []
+
+    def explain(scenario: str) -> str:
+        return catalogue.reason_for(scenario, release)
+
     for entry in off.ready["scenarios"]:
-        if entry["applies"] and (row := _row(entry, off, on, states)) is not None:
+        if entry["applies"] and (row := _row(entry, off, on, states, explain)) is not None:
             rows.append(row)
-            if row.verdict not in ("released", "not pinned", "open"):
+            if row.verdict not in ("released", "not pinned", "open", "explained"):
                 problems.append(f"{row.name}: {row.verdict}")
     refused = [p for p in on.status["patches"] if p["state"] == State.REFUSED]
     problems[:0] = [f"patch {p['id']} was not applied: {p['reason']}" for p in refused]
@@ -200,7 +206,13 @@ def judge(off: Run, on: Run) -> tuple[list[Row], str]:
     return rows, "; ".join(problems[:3]) + (" ..." if len(problems) > 3 else "")
 
 
-def _row(entry: Mapping[str, Any], off: Run, on: Run, states: Mapping[str, str]) -> Row | None:
+def _row(
+    entry: Mapping[str, Any],
+    off: Run,
+    on: Run,
+    states: Mapping[str, str],
+    explain: Callable[[str], str],
+) -> Row | None:
     name = entry["name"]
     if name not in off.observations and name not in off.failures:
         return None
@@ -209,6 +221,8 @@ def _row(entry: Mapping[str, Any], off: Run, on: Run, states: Mapping[str, str])
     claimed = bool(found) and not found & _OPEN
     if name in on.failures or name in off.failures:
         verdict = on.failures.get(name) or f"with the patches off: {off.failures[name]}"
+    elif after == "pinned" and explain(name):
+        verdict = "explained"
     elif after == "pinned":
         verdict = "STILL PINNED" if claimed else "open"
     else:

@@ -8,14 +8,15 @@ class here, and an entry in :data:`KINDS`.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from dynamo_cyclefix._errors import Refused
 from dynamo_cyclefix._rewriting.scopes import Scope, is_within, place_of, require_plain
 
 ANY_NAME = "*"
-_LAMBDA = "<lambda>"
+# What says that there is nothing to clear; `None` has no items, which is a `TypeError`.
+_MISSING = "(NameError, AttributeError, LookupError, TypeError)"
 
 
 class Table(Protocol):
@@ -92,10 +93,8 @@ class Release(NamedTuple):
                 if inner.name in self.helpers:
                     self._pass(scope, inner, name)
                     helpers[inner.name] = inner
-                elif inner.name in dict(self.closures):
-                    _check_use(scope, inner, dict(self.closures)[inner.name])
                 else:
-                    raise Refused(f"{inner.name} in {scope.name} closes over {name!r} too")
+                    _check_use(scope, inner, name, dict(self.closures))
         for helper in helpers.values():
             raised = list(_raised_locals(helper))
             for name in raised:
@@ -169,8 +168,8 @@ class Clear(NamedTuple):
     Attributes:
         what: the attribute or item, as an expression.
         to: what becomes of it.
-        at: on which way out: ``"exit"``, which is any, ``"return"`` or ``"raise"``.
-        before: the statement before which it is done instead; empty for ``at``.
+        at: on which way out: ``"exit"``, which is any, ``"return"`` or ``"raise"``; or empty.
+        before: the statement before which it is done instead, which occurs exactly once; or empty.
     """
 
     what: str
@@ -180,11 +179,12 @@ class Clear(NamedTuple):
 
     @classmethod
     def read(cls, table: Table) -> Clear:
+        before = table.statement("before", required=False)
         return cls(
             table.place("clear"),
             table.choice("to", ("None", "[]", "{}", "()", "clear()", "del")),
-            table.choice("at", ("exit", "return", "raise")),
-            table.statement("before", required=False),
+            "" if before else table.choice("at", ("exit", "return", "raise")),
+            before,
         )
 
     @property
@@ -195,22 +195,23 @@ class Clear(NamedTuple):
         return (("", self.what),)
 
     def apply(self, scope: Scope) -> bool:
-        root = next(n for n in ast.walk(ast.parse(self.what)) if isinstance(n, ast.Name)).id
-        if root not in scope.bound and root not in scope.uses:
-            raise Refused(f"{scope.name} has no parameter or local {root!r}")
+        for node in ast.walk(ast.parse(self.what)):
+            if isinstance(node, ast.Name) and node.id not in scope.bound | scope.uses.keys():
+                raise Refused(f"{scope.name} has no parameter or local {node.id!r}")
         if self.before:
-            anchor, block = _anchor(scope, self.before)
-            place = block.index(anchor)
-            if place and self._is_done(block[place - 1]):
+            block, place = _anchor(scope, self.before)
+            if any(map(self._is_done, _clearing(block[:place]))):
                 return False
-            block.insert(place, self._statement(anchor))
+            block.insert(place, self._statement(block[place]))
             return True
         return getattr(self, f"_at_{self.at}")(scope)  # type: ignore[no-any-return]
 
     def _at_exit(self, scope: Scope) -> bool:
-        last = scope.node.body[-1]
-        if isinstance(last, ast.Try) and any(map(self._is_done, last.finalbody)):
+        if any(self._is_done(done) for last in _last_tries(scope) for done in last.finalbody):
             return False
+        root = _root(self.what)
+        if scope.is_released(root):
+            raise Refused(f"{scope.name} lets go of {root!r} before {self.what} could be cleared")
         head, body = _head_and_body(scope)
         scope.node.body = head + _guarded(body, [self._statement(body[-1])])
         return True
@@ -220,7 +221,7 @@ class Clear(NamedTuple):
         for node in list(scope.find(ast.Return)):
             block = _block_of(scope, node)
             place = block.index(node)
-            if place and self._is_done(block[place - 1]):
+            if any(map(self._is_done, _clearing(block[:place]))):
                 continue
             if node.value is not None and not isinstance(node.value, ast.Name | ast.Constant):
                 # It is cleared after its last use.
@@ -231,17 +232,23 @@ class Clear(NamedTuple):
                 place += 1
             block.insert(place, self._statement(node))
             changed = True
+        blocks = [scope.node.body, *(last.body for last in _last_tries(scope))]
         last = scope.node.body[-1]
-        if not isinstance(last, ast.Return | ast.Raise) and not self._is_done(last):
+        if not isinstance(last, ast.Return | ast.Raise) and not any(
+            self._is_done(done) for block in blocks for done in _clearing(block)
+        ):
             scope.node.body.append(self._statement(last))
             changed = True
         return changed
 
     def _at_raise(self, scope: Scope) -> bool:
-        last = scope.node.body[-1]
-        if isinstance(last, ast.Try) and any(
-            self._is_done(statement) for h in last.handlers for statement in h.body
-        ):
+        handlers = [
+            handler
+            for last in _last_tries(scope)
+            for handler in last.handlers
+            if handler.type is None or ast.unparse(handler.type) == "BaseException"
+        ]
+        if any(self._is_done(done) for handler in handlers for done in handler.body):
             return False
         head, body = _head_and_body(scope)
         place = place_of(body[-1])
@@ -260,18 +267,15 @@ class Clear(NamedTuple):
         return f"{self.what}.clear()" if self.to == "clear()" else f"{self.what} = {self.to}"
 
     def _is_done(self, statement: ast.stmt) -> bool:
-        done = _dumped(self._code())
-        inside = statement.body if isinstance(statement, ast.Try) else [statement]
-        return any(ast.dump(found) == done for found in inside)
+        return ast.dump(statement) in (_dumped(self._code()), _dumped(self._text()))
 
     def _statement(self, near: ast.stmt) -> ast.stmt:
         """What clears it, on the line of ``near``."""
+        return _placed(self._text(), near)
+
+    def _text(self) -> str:
         # Looked at first: an attribute that is not there is not made.
-        return _placed(
-            f"try:\n {self.what}\n {self._code()}\n"
-            "except (NameError, AttributeError, LookupError, TypeError):\n pass",
-            near,
-        )
+        return f"try:\n {self.what}\n {self._code()}\nexcept {_MISSING}:\n pass"
 
 
 class Insert(NamedTuple):
@@ -290,11 +294,9 @@ class Insert(NamedTuple):
 
     @classmethod
     def read(cls, table: Table) -> Insert:
-        return cls(
-            table.statement("insert"),
-            table.statement("before", required=False),
-            table.statement("after", required=False),
-        )
+        before = table.statement("before", required=False)
+        after = "" if before else table.statement("after", required=False)
+        return cls(table.statement("insert"), before, after)
 
     @property
     def works_without_source(self) -> bool:
@@ -305,17 +307,17 @@ class Insert(NamedTuple):
 
     def apply(self, scope: Scope) -> bool:
         if self.before or self.after:
-            anchor, block = _anchor(scope, self.before or self.after)
+            anchor = self.before or self.after
+            block, place = _anchor(scope, anchor, may_be_docstring=not self.before)
         else:
-            _, body = _head_and_body(scope)
-            anchor, block = body[0], scope.node.body
-        place = block.index(anchor)
-        if not self.before and not self.after and ast.dump(anchor) == _dumped(self.statement):
-            return False
+            head, _ = _head_and_body(scope)
+            block, place = scope.node.body, len(head)
+            if ast.dump(block[place]) == _dumped(self.statement):
+                return False
         neighbours = block[:place][-1:] if self.before else block[place + 1 :][:1]
         if any(ast.dump(found) == _dumped(self.statement) for found in neighbours):
             return False
-        block.insert(place + bool(self.after), _placed(self.statement, anchor))
+        block.insert(place + bool(self.after), _placed(self.statement, block[place]))
         return True
 
 
@@ -331,24 +333,43 @@ def _require_no_closures(scope: Scope, name: str) -> None:
         raise Refused(f"{inner.name} in {scope.name} closes over {name!r} too")
 
 
-def _check_use(scope: Scope, inner: Scope, taker: str) -> None:
-    """Check that a nested function is only called there, or handed to a call of ``taker``."""
-    called: set[ast.AST] = set()
-    for call in (n for n in ast.walk(scope.node) if isinstance(n, ast.Call)):
+def _check_use(scope: Scope, inner: Scope, name: str, takers: Mapping[str, str]) -> list[Scope]:
+    """Check that a nested function is only called there, or handed to a call that may take it.
+
+    What closes over ``name`` inside of it, or calls it later, could outlive it, so the same holds
+    there.  ``return`` is a taker too: the patch says why nobody calls what is returned.
+
+    Returns:
+        The scopes that were checked.
+    """
+    if inner.name not in takers:
+        raise Refused(f"{inner.name} in {scope.name} closes over {name!r} too")
+    if getattr(inner.node, "decorator_list", ()):
+        raise Refused(f"{inner.name} in {scope.name} has a decorator")
+    is_class = isinstance(inner.node, ast.ClassDef)
+    checked = [inner]
+    for deeper in () if is_class else inner.capturers(name):
+        checked += _check_use(inner, deeper, name, takers)
+    taker = takers[inner.name]
+    called: set[Any] = set()
+    for call in (c for where in (scope, *checked) for c in where.find(ast.Call)):
         function = call.func
-        if isinstance(function, ast.Attribute) and isinstance(inner.node, ast.ClassDef):
+        if isinstance(function, ast.Attribute) and is_class:
             function = function.value  # a method of the class
         if isinstance(function, ast.Name) and function.id == inner.name:
             called.add(function)
         if taker != inner.name and f".{ast.unparse(call.func)}".endswith(f".{taker}"):
-            for argument in (*call.args, *call.keywords):
-                called.update(ast.walk(argument))
+            called.update(a.value if isinstance(a, ast.Starred) else a for a in call.args)
+            called.update(keyword.value for keyword in call.keywords)
+    if taker == "return":
+        called.update(node.value for node in scope.find(ast.Return))
     uses = [inner.node]
-    if inner.name != _LAMBDA:
+    if not inner.is_nameless:
         uses = [use for use in scope.mentions(inner.name) if use is not inner.node]
     if not called.issuperset(uses):
         only = f"handing it to {taker}" if taker != inner.name else "calling it"
         raise Refused(f"{inner.name} in {scope.name} is used other than by {only}")
+    return checked
 
 
 def _raised_locals(scope: Scope) -> Iterator[str]:
@@ -443,13 +464,58 @@ def _dumped(text: str) -> str:
     return ast.dump(statement)
 
 
-def _anchor(scope: Scope, text: str) -> tuple[ast.stmt, list[ast.stmt]]:
-    """The one statement of the function that is ``text``, and the block that it stands in."""
-    wanted = _dumped(text)
-    found = [n for n in scope.own if isinstance(n, ast.stmt) and ast.dump(n) == wanted]
+def _anchor(scope: Scope, text: str, may_be_docstring: bool = False) -> tuple[list[ast.stmt], int]:
+    """The block and the index in it of the one statement of the function that is ``text``."""
+    (wanted,) = ast.parse(text).body
+    kind, dump = type(wanted), ast.dump(wanted)
+    found = [node for node in scope.own if type(node) is kind and ast.dump(node) == dump]
     if len(found) != 1:
         raise Refused(f"found {len(found)} statements {text!r} in {scope.name}, expected 1")
-    return found[0], _block_of(scope, found[0])
+    block = _block_of(scope, found[0])
+    head, _ = _head_and_body(scope)
+    if found[0] in head and not may_be_docstring:
+        raise Refused(f"{text!r} in {scope.name} is its docstring, which stays first")
+    return block, block.index(found[0])
+
+
+def _last_tries(scope: Scope) -> Iterator[ast.Try]:
+    """The ``try`` statement that ends the function, then that which ends its body, and so on."""
+    body = scope.node.body
+    while body:
+        body = body[: len(body) - len(_clearing(body))]
+        if not body or not isinstance(body[-1], ast.Try):
+            return
+        yield body[-1]
+        body = body[-1].body
+
+
+def _clearing(block: list[ast.stmt]) -> list[ast.stmt]:
+    """The run of statements at the end of a block that do nothing but to clear something."""
+    start = len(block)
+    while start and _clears(block[start - 1]):
+        start -= 1
+    return block[start:]
+
+
+def _clears(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Delete():
+            return True
+        case ast.Assign(value=value):
+            return ast.unparse(value) in ("None", "[]", "{}", "()")
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="clear"))):
+            return True
+        case ast.Try(handlers=[ast.ExceptHandler(type=ast.Tuple() as kinds)]):
+            return ast.unparse(kinds) == _MISSING
+    return False
+
+
+def _root(place: str) -> str:
+    """The name that an attribute or item is reached from; empty if that is no name."""
+    node: Any = ast.parse(place, mode="eval").body
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return getattr(node, "id", "")
 
 
 def _block_of(scope: Scope, statement: ast.stmt) -> list[ast.stmt]:

@@ -53,6 +53,7 @@ class Scope:
     Attributes:
         node: the function, lambda, generator expression or class.
         name: its name, as a code object would have it.
+        is_nameless: whether it is an expression, so that no name in the source is its own.
         parameters: the names of its parameters.
         own: the nodes of its frame, in the order of the source.
         inner: the scopes defined in it, not those defined deeper.
@@ -63,7 +64,8 @@ class Scope:
 
     def __init__(self, node: Any) -> None:
         self.node = node
-        self.name: str = getattr(node, "name", _NAMELESS.get(type(node), ""))
+        self.is_nameless = type(node) in _NAMELESS
+        self.name: str = _NAMELESS[type(node)] if self.is_nameless else node.name
         self.parameters = _parameters(node)
         self.own: list[Any] = []
         self.inner: list[Scope] = []

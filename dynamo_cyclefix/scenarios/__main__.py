@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -42,10 +43,20 @@ def _warm_up() -> None:
     after each scenario.
     """
     import torch
+    from torch._dynamo.eval_frame import skip_code
 
     from ._recording import compiled
 
     compiled(torch.neg)(torch.ones(1))
+    # Called when a weakly referenced object dies, which is sooner with the patches: Dynamo counts
+    # such a frame once, if that is in a compiled call.
+    weak: list[Any] = [
+        weakref.WeakKeyDictionary(),
+        weakref.WeakValueDictionary(),
+        weakref.WeakSet(),
+    ]
+    for container in weak:
+        skip_code(container._remove.__code__)
     gc.collect()
     gc.freeze()
 

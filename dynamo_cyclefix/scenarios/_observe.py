@@ -26,11 +26,9 @@ _RUN_DEPENDENT = (
     (re.compile(r"_[0-9a-f]{8}(?:_[0-9a-f]{4}){3}_[0-9a-f]{12}"), "_<uuid>"),
     (re.compile(r"\btmp[a-z0-9_]{8}\b"), "<tmp>"),
     (re.compile(r"\brun_[0-9_]+-pid_[0-9]+\b"), "run_<time>"),
-    # In guards: `G['___unnamed_scope_1399..._c234']`, `___check_type_id(L['x'], 94231...)`,
-    # `___dict_version(...) == 8123`.
-    (re.compile(r"(?<=_scope_)[0-9]{7,}"), "<id>"),
-    (re.compile(r"""_c[0-9]+(?=['"\]])"""), "_cN"),
-    (re.compile(r"(?<=, )[0-9]{7,}(?=\))"), "<id>"),
+    # In guards and names of globals: ids, hashes, versions, counters.
+    (re.compile(r"(?<![0-9])[0-9]{12,}(?![0-9])"), "<id>"),
+    (re.compile(r"_c[0-9]+(?=[\\]'\"]|/|\)|$)"), "_cN"),
     (re.compile(r"(?<=_version\()(.*\) == )[0-9]+"), r"\1<version>"),
 )
 FREED, FREED_BY_RESET, NEVER_FREED = "freed by a collection", "freed by reset", "never freed"
@@ -100,7 +98,7 @@ def observe(scenario: Scenario) -> Observation:
             del garbage
             gc.collect()
         counted = {
-            str(group): {_stable(str(key)): count for key, count in counts.items()}
+            str(group): {stable(str(key)): count for key, count in counts.items()}
             for group, counts in counters.items()
         }
         kept = dict.fromkeys(pinned, FREED)
@@ -114,12 +112,12 @@ def observe(scenario: Scenario) -> Observation:
         kept=kept,
         outcome=outcome,
         warnings=tuple(
-            (seen.category.__name__, _stable(str(seen.message)), seen.filename, seen.lineno)
+            (seen.category.__name__, stable(str(seen.message)), seen.filename, seen.lineno)
             for seen in caught
         ),
         counters=counted,
-        graphs=tuple(map(_stable, graphs)),
-        guards=tuple(map(_stable, guards)),
+        graphs=tuple(map(stable, graphs)),
+        guards=tuple(map(stable, guards)),
         garbage_exceptions=len(exceptions),
         garbage_frames=frames,
         garbage_types=tuple(exceptions),
@@ -158,13 +156,22 @@ def _guards_recorded(guards: list[str]) -> Iterator[None]:
     @functools.wraps(original)
     def recorded(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        guards.append(str(self.guard_manager))
+        guards.append(_sorted_guards(str(self.guard_manager)))
 
     CheckFunctionManager.__init__ = recorded
     try:
         yield
     finally:
         CheckFunctionManager.__init__ = original
+
+
+def _sorted_guards(text: str) -> str:
+    """Each guard of a compile on a line, without its place in the tree and the code it is for.
+
+    Guards are kept in sets: their order depends on addresses, and with it which code is named.
+    """
+    lines = (line.partition("  # ")[0].lstrip("| +-").rstrip() for line in stable(text).split("\n"))
+    return "\n".join(sorted(lines))
 
 
 @contextlib.contextmanager
@@ -234,9 +241,9 @@ def _returned(value: object) -> str:
     if isinstance(value, torch.export.ExportedProgram):
         described = [value.graph_module.code, str(value.graph_signature)]
         described.append(str(sorted((str(k), str(v)) for k, v in value.range_constraints.items())))
-        return _stable("\n".join(described)) + _returned(dict(value.state_dict))
+        return stable("\n".join(described)) + _returned(dict(value.state_dict))
     if isinstance(value, torch.fx.GraphModule):
-        return _stable(value.code)
+        return stable(value.code)
     return _shown(value)
 
 
@@ -264,10 +271,10 @@ def _described(error: BaseException | None, seen: list[int]) -> dict[str, Any] |
         "type": f"{kind.__module__}.{kind.__qualname__}",
         "args": _shown(error.args),
         "str": _shown(error, str),
-        "notes": [_stable(note) for note in getattr(error, "__notes__", ())],
+        "notes": [stable(note) for note in getattr(error, "__notes__", ())],
         "suppress_context": error.__suppress_context__,
         "traceback": [
-            (_stable(frame.f_code.co_filename), line, _stable(frame.f_code.co_name))
+            (stable(frame.f_code.co_filename), line, stable(frame.f_code.co_name))
             for frame, line in traceback.walk_tb(error.__traceback__)
         ],
         "cause": _described(error.__cause__, seen),
@@ -277,12 +284,12 @@ def _described(error: BaseException | None, seen: list[int]) -> dict[str, Any] |
 
 def _shown(value: object, show: Callable[[object], str] = repr) -> str:
     try:
-        return _stable(show(value))
+        return stable(show(value))
     except Exception as error:
         return f"<{show.__name__} of {type(value).__name__} raised {type(error).__name__}>"
 
 
-def _stable(text: str) -> str:
+def stable(text: str) -> str:
     """Replace what differs from one process to the next."""
     for pattern, replacement in _RUN_DEPENDENT:
         text = pattern.sub(replacement, text)

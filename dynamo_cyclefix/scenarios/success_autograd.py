@@ -294,7 +294,7 @@ def double_backward_of_eager() -> object:
     return calls(lambda x: call(x.requires_grad_()))
 
 
-@scenario("compiled-autograd")
+@scenario()
 def compiled_autograd_backward() -> object:
     """Backward is run under compiled autograd."""
 
@@ -307,7 +307,7 @@ def compiled_autograd_backward() -> object:
     return calls(call)
 
 
-@scenario("compiled-autograd")
+@scenario()
 def compiled_autograd_with_a_hook() -> object:
     """Backward with a gradient hook is run under compiled autograd."""
 

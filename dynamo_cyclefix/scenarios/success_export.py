@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.export import Dim
 
+from ._observe import stable
 from ._registry import scenario
 from ._watch import watch
 
@@ -233,7 +234,9 @@ def saved(program: Any) -> object:
     """Return a digest of a serialised program, and the code of what is loaded from it."""
     from torch._export.serde.serialize import serialize
 
-    digest = hashlib.sha256(serialize(program).exported_program).hexdigest()
+    # Names of modules have ids of objects in them.
+    text = stable(serialize(program).exported_program.decode())
+    digest = hashlib.sha256(text.encode()).hexdigest()
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)

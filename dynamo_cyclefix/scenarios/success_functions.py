@@ -370,7 +370,7 @@ def collecting_after_compile() -> object:
     return calls(compiled(run))
 
 
-@scenario("exec-code")
+@scenario()
 def code_made_by_exec() -> object:
     """The compiled function comes from ``exec``, and breaks the graph."""
     namespace: dict[str, Any] = {"torch": torch}
@@ -380,7 +380,7 @@ def code_made_by_exec() -> object:
     return calls(compiled(namespace["run"]))
 
 
-@scenario("exec-code")
+@scenario()
 def code_made_by_exec_without_a_break() -> object:
     """The compiled function comes from ``exec``, in one graph."""
     namespace: dict[str, Any] = {}

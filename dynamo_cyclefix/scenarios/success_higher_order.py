@@ -65,7 +65,7 @@ def cond_nested() -> object:
 def cond_in_a_module() -> object:
     """The branches of ``torch.cond`` use layers of a module."""
 
-    class Gated(torch.nn.Module):  # type: ignore[misc]
+    class Gated(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.linear = torch.nn.Linear(2, 2)

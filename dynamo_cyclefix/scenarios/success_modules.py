@@ -146,7 +146,7 @@ def module_updates_a_buffer() -> object:
             self.register_buffer("mean", torch.zeros(2))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.mean = self.mean * 0.9 + x.mean(0) * 0.1  # type: ignore[has-type]
+            self.mean = self.mean * 0.9 + x.mean(0) * 0.1
             return x - self.mean
 
     module = watched(Averaging())

@@ -189,7 +189,7 @@ def inductor_compiles() -> object:
         return run(watch(input=torch.ones(2, 2)))
 
 
-@scenario("freezing", torch=">=2.12")
+@scenario(torch=">=2.12")
 def inductor_freezes() -> object:
     """Inductor takes the parameters of a model into its graph."""
     from torch._inductor import config
