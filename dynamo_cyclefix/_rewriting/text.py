@@ -73,8 +73,9 @@ def _defined(scope: ast.AST) -> Iterator[Any]:
             yield from _defined(child)
 
 
-def _first_line(node: Any) -> int:
-    return min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
+def _first_line(node: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def _lines_in_strings(source: str) -> set[int]:
