@@ -13,10 +13,12 @@ import random
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch._dynamo
 import torch.export
+from torch._dynamo.backends.registry import lookup_backend
 
 Handler = Callable[[int, bool], object]
 FEATURES, HIDDEN, BATCH = 64, 128, 8
@@ -98,9 +100,15 @@ def _choose(x: torch.Tensor) -> object:
 def cond(setup: Setup) -> Handler:
     """A function compiled anew for each request calls ``torch.cond`` with an input of its own."""
 
+    def backend(graph: Any, inputs: Any) -> Any:
+        # The compile of a model of some size outlasts many collections of the young generations:
+        # what it leaves behind is old, and waits for a full one.
+        gc.collect(1)
+        return lookup_backend(setup.backend)(graph, inputs)
+
     def handle(request: int, inject: bool) -> float:
         code = _choose.__code__.replace(co_name=f"choose_{request}")
-        choose = torch.compile(types.FunctionType(code, globals()), backend=setup.backend)
+        choose = torch.compile(types.FunctionType(code, globals()), backend=backend)
         x = torch.ones(max(1, setup.buffer // 4), device=setup.device)
         if inject:
             setup.watch(x)

@@ -15,7 +15,7 @@ import weakref
 
 import torch
 from torch._dynamo import config
-from torch._dynamo.debug_utils import AccuracyError
+from torch._dynamo.exc import BackendCompilerFailed
 
 folder = tempfile.TemporaryDirectory()
 os.chdir(folder.name)
@@ -35,7 +35,7 @@ def provoke():
 
 def caller():
     held = {"a local of the caller"}
-    with contextlib.suppress(AccuracyError):
+    with contextlib.suppress(BackendCompilerFailed):
         provoke()
     return weakref.ref(held)
 
