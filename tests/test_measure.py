@@ -384,6 +384,22 @@ def test_good_requests_among_failing_ones() -> None:
         assert len({s["raised"] for s in samples}) == 3  # none, and one for each kind of failure
 
 
+@pytest.mark.parametrize("workload", ["cond", "export"])
+def test_what_a_successful_call_leaves_behind(workload: str) -> None:
+    done = measure(
+        *("--workload", workload, "--collect-every", "0"),
+        *("--requests", "15", "--buffer", "8MiB", "--json", "-"),
+    )
+    measured = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert "1.00 objects" in measured["verdict"]["text"]
+    assert "per request" in measured["verdict"]["text"]
+    assert "objects kept per request" in done.stderr
+    off, on = measured["summaries"]
+    assert off["raised"] == on["raised"] == 0
+    assert on["frames_most"] == 0
+
+
 def test_workers_are_restarted_at_the_memory_limit(tmp_path: Path) -> None:
     done = measure(
         *("--memory-limit", "1200MiB", "--buffer", "64MiB", "--requests", "24"),

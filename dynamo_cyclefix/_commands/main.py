@@ -23,6 +23,7 @@ _COMMANDS = {
     "run": ("run", "run a program, and every Python that it starts, with the patches"),
     "scan": ("scan", "list places in the installed torch that can still hold an exception"),
     "measure": ("measure", "measure memory, live frames and restarts, with and without patches"),
+    "upstream": ("upstream", "print what PyTorch's maintainers need to fix what a patch fixes"),
     "diff": ("diff", "show what runs instead of the installed torch's own functions"),
 }
 

@@ -22,8 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workload",
         default="malformed",
         help="malformed: wrongly shaped requests to one compiled model; fresh: freshly compiled "
-        "functions whose helper raises; mixed: both among good requests; or module:function of "
-        "your own (default: %(default)s)",
+        "functions whose helper raises; mixed: both among good requests; cond: freshly "
+        "compiled functions that call torch.cond, and export: strict exports, of which all "
+        "succeed; or module:function of your own (default: %(default)s)",
     )
     parser.add_argument("--requests", type=_positive, default=100, help="default: %(default)s")
     parser.add_argument(
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=size,
         default=size("32MiB"),
         metavar="SIZE",
-        help="what the caller's frame of each request holds (default: 32MiB)",
+        help="what the caller's frame of each request holds, or its input (default: 32MiB)",
     )
     parser.add_argument("--backend", default="eager", help="of torch.compile (default: eager)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")

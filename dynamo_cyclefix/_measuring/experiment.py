@@ -23,7 +23,7 @@ from dynamo_cyclefix._errors import CommandError
 from dynamo_cyclefix._measuring import plot, report, supervisor
 from dynamo_cyclefix._measuring.analysis import Summary, Verdict, judge, summarize
 from dynamo_cyclefix._measuring.memory import free, mib, needed
-from dynamo_cyclefix._measuring.records import Arm, Job, Run, Sample
+from dynamo_cyclefix._measuring.records import SUCCEEDING, Arm, Job, Run, Sample
 
 _INTERRUPTED = 130
 _WIDTH = 110
@@ -67,8 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
             raise CommandError(f"{path.parent} is no directory: {path} could not be written")
     exceptions, limit = sum(job.schedule), arguments.memory_limit
     announced, room = needed(exceptions, job.buffer, job.device, limit), free()
+    do = "are watched" if job.workload in SUCCEEDING else "raise"
     notes.print(
-        f"{len(job.schedule)} requests, {exceptions} of them raise, each with "
+        f"{len(job.schedule)} requests, {exceptions} of them {do}, each with "
         f"{mib(job.buffer)}; at most {mib(announced)} of memory, {mib(room)} are free"
     )
     if announced > room:
@@ -86,6 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     if stopped is not None and not summaries:
         raise CommandError(stopped.text, stopped.code)
     verdict = stopped or judge(summaries[0], summaries[-1], limited=limit is not None)
+    verdict = Verdict(verdict.code, report.worded(arguments.workload, verdict.text))
     settings = {key: _plain(value) for key, value in vars(arguments).items()}
     settings |= {"error_rate": rate, "announced_memory": announced}
     _report(arguments, settings, runs, summaries, verdict)
@@ -146,7 +148,7 @@ def _report(
     console = Console(stderr=arguments.json == "-", highlight=False)
     if not console.is_terminal:
         console.width = _WIDTH  # a pipe or file has no width to fit into
-    console.print(report.table(summaries, title))
+    console.print(report.table(summaries, title, arguments.workload))
     console.print(report.NOTE, soft_wrap=True)
     console.print(verdict.text, markup=False, soft_wrap=True)
 

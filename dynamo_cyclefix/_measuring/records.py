@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+SUCCEEDING = ("cond", "export")
+"""Workloads that raise nothing: each request has an object watched that must die with it."""
+
 
 @dataclass(frozen=True)
 class Job:

@@ -14,7 +14,7 @@ from rich.table import Table
 from dynamo_cyclefix import _json
 from dynamo_cyclefix._measuring.analysis import Slope, Summary, Verdict
 from dynamo_cyclefix._measuring.memory import MIB, mib
-from dynamo_cyclefix._measuring.records import Run, Sample
+from dynamo_cyclefix._measuring.records import SUCCEEDING, Run, Sample
 from dynamo_cyclefix._patching.state import State
 
 
@@ -58,21 +58,37 @@ _ROWS: list[tuple[str, Callable[[Summary], str]]] = [
     ("requests per worker", lambda s: f"{s.requests_per_worker:.0f}"),
     ("ended by", lambda s: s.end),
 ]
+_WORDS_OF_SUCCESS = {
+    "exceptions injected, raised": "objects watched, exceptions",
+    "per exception": "per request",
+    "frames": "objects",
+}
 NOTE = "* between full collections; in brackets the 95 % confidence interval"
 
 
-def rows(summaries: Sequence[Summary]) -> list[list[str]]:
+def worded(workload: str, text: str) -> str:
+    """Text about exceptions and frames, for a workload that raises nothing too."""
+    if workload in SUCCEEDING:
+        for usual, word in _WORDS_OF_SUCCESS.items():
+            text = text.replace(usual, word)
+    return text
+
+
+def rows(summaries: Sequence[Summary], workload: str) -> list[list[str]]:
     """The comparison, one row per quantity: its name, then a cell for each arm."""
-    made = [[name, *(cell(summary) for summary in summaries)] for name, cell in _ROWS]
+    made = [
+        [worded(workload, text) for text in (name, *(cell(summary) for summary in summaries))]
+        for name, cell in _ROWS
+    ]
     return [row for row in made if any(cell != "-" for cell in row[1:])]
 
 
-def table(summaries: Sequence[Summary], title: str) -> Table:
+def table(summaries: Sequence[Summary], title: str, workload: str) -> Table:
     made = Table(title=title, title_justify="left")
     made.add_column("patches")
     for summary in summaries:
         made.add_column(summary.arm, justify="right")
-    for row in rows(summaries):
+    for row in rows(summaries, workload):
         made.add_row(*row)
     return made
 
@@ -144,7 +160,7 @@ def html(
 <p><strong>{escape(verdict.text)}</strong> (exit code {verdict.code})</p>
 <table>
 {line(["patches", *(summary.arm for summary in summaries)], "th")}
-{lines(rows(summaries))}
+{lines(rows(summaries, str(settings["workload"])))}
 </table>
 <p>{escape(NOTE)}</p>
 <p><img alt="Memory and live frames over requests, for each arm"

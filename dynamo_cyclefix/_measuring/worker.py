@@ -97,6 +97,10 @@ class _Monitor:
         self.frames.add(token)
         return token
 
+    def watch_object(self, found: Any) -> None:
+        """Count an object with a ``__dict__`` among the frames, as long as it lives."""
+        found._dynamo_cyclefix_token = self.watch_frame()
+
     def watch_exception(self, error: BaseException | None) -> None:
         """Watch an exception and those it came from."""
         while error is not None and "_dynamo_cyclefix_token" not in vars(error):
@@ -117,7 +121,8 @@ def _work(job: Job, send: Send) -> None:
     device = torch.device(job.device)
     monitor = _Monitor(cuda=device.type == "cuda")
     torch.manual_seed(job.seed)
-    handler = workloads.load(job.workload)(workloads.Setup(job.backend, job.device, job.seed))
+    setup = workloads.Setup(job.backend, job.device, job.seed, job.buffer, monitor.watch_object)
+    handler = workloads.load(job.workload)(setup)
 
     def request(number: int, inject: bool) -> str | None:
         # No name here may outlive the call: it would pin the frame that is being counted.

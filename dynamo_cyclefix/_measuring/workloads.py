@@ -1,18 +1,24 @@
-"""Service loops that meet exceptions in Dynamo, to be measured in a worker process.
+"""Service loops to be measured in a worker process: exceptions in Dynamo, and calls that succeed.
 
 A workload is a function that takes a `Setup` once and returns the handler of requests. The handler
-is called with the request's number and whether this request is one that has to make Dynamo raise.
+is called with the request's number and whether this request is one that has to make Dynamo raise
+(or, where all succeed, to have something watched that must die with it).
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import random
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch._dynamo
+import torch.export
+from torch._dynamo.backends.registry import lookup_backend
 
 Handler = Callable[[int, bool], object]
 FEATURES, HIDDEN, BATCH = 64, 128, 8
@@ -20,11 +26,21 @@ FEATURES, HIDDEN, BATCH = 64, 128, 8
 
 @dataclass(frozen=True)
 class Setup:
-    """How a workload is to build its model."""
+    """How a workload is to build its model.
+
+    Attributes:
+        backend: of ``torch.compile``.
+        device: of the model and its inputs.
+        seed: of whatever is drawn at random.
+        buffer: bytes that a request which succeeds leaves behind, if it is pinned.
+        watch: counts an object as long as it lives, as the frames of callers are.
+    """
 
     backend: str
     device: str
     seed: int
+    buffer: int
+    watch: Callable[[object], None]
 
 
 Workload = Callable[[Setup], Handler]
@@ -77,7 +93,75 @@ def mixed(setup: Setup) -> Handler:
     return handle
 
 
-BUILT_IN: dict[str, Workload] = {"malformed": malformed, "fresh": fresh, "mixed": mixed}
+def _choose(x: torch.Tensor) -> object:
+    return torch.cond(x.sum() > 0, lambda y: y.sum() + 1, lambda y: y.sum() - 1, (x,))
+
+
+def cond(setup: Setup) -> Handler:
+    """A function compiled anew for each request calls ``torch.cond`` with an input of its own."""
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        # The compile of a model of some size outlasts many collections of the young generations:
+        # what it leaves behind is old, and waits for a full one.
+        gc.collect(1)
+        return lookup_backend(setup.backend)(graph, inputs)
+
+    def handle(request: int, inject: bool) -> float:
+        code = _choose.__code__.replace(co_name=f"choose_{request}")
+        choose = torch.compile(types.FunctionType(code, globals()), backend=backend)
+        x = torch.ones(max(1, setup.buffer // 4), device=setup.device)
+        if inject:
+            setup.watch(x)
+        return float(choose(x))
+
+    return handle
+
+
+class _Model(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, setup: Setup) -> None:
+        super().__init__()
+        weight = torch.ones(max(1, setup.buffer // 4), device=setup.device)
+        self.weight = torch.nn.Parameter(weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.weight.sum()
+
+
+def export(setup: Setup) -> Handler:
+    """Each request exports a model of its own with ``strict=True``, and drops it.
+
+    A graph module and its graph hold each other, by the design of ``torch.fx``: what is exported
+    always waits for a collection, so one of the young generations ends each request.  They have all
+    of it, since nothing else collects during the export.
+    """
+    if hasattr(torch._dynamo.config, "run_gc_after_compile"):
+        torch._dynamo.config.run_gc_after_compile = False
+
+    def exported(inject: bool) -> int:
+        model = _Model(setup)
+        if inject:
+            setup.watch(model.weight)
+        program = torch.export.export(model, (torch.ones(BATCH, device=setup.device),), strict=True)
+        return len(program.graph.nodes)
+
+    def handle(request: int, inject: bool) -> int:
+        gc.disable()
+        try:
+            return exported(inject)
+        finally:
+            gc.collect(1)
+            gc.enable()
+
+    return handle
+
+
+BUILT_IN: dict[str, Workload] = {
+    "malformed": malformed,
+    "fresh": fresh,
+    "mixed": mixed,
+    "cond": cond,
+    "export": export,
+}
 
 
 def load(name: str) -> Workload:

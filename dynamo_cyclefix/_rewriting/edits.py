@@ -40,6 +40,9 @@ class Edit(Protocol):
     def holders(self) -> tuple[tuple[str, str], ...]:
         """What no longer holds anything: a nested function (or none) and a name in it."""
 
+    def in_words(self) -> str:
+        """What is changed, as a report says it."""
+
     def apply(self, scope: Scope) -> bool:
         """Change the function's tree in place.
 
@@ -79,6 +82,14 @@ class Release(NamedTuple):
         own = tuple(("", name) for name in self.names)
         # Of a helper, whatever it binds and raises is released too.
         return own + tuple((helper, ANY_NAME) for helper in self.helpers)
+
+    def in_words(self) -> str:
+        names = ", ".join(f"`{name}`" for name in self.names)
+        passed = "".join(
+            f"; `{helper}` takes it as a parameter, where it closed over it"
+            for helper in self.helpers
+        )
+        return f"let go of {names} on every way out, in a `finally`{passed}"
 
     def apply(self, scope: Scope) -> bool:
         for name in self.names:
@@ -148,6 +159,9 @@ class Omit(NamedTuple):
     def holders(self) -> tuple[tuple[str, str], ...]:
         return (("", self.argument),)
 
+    def in_words(self) -> str:
+        return f"leave `{self.argument}` out of the call of `{self.call}`"
+
     def apply(self, scope: Scope) -> bool:
         if self.argument not in scope.bound:
             raise Refused(f"{scope.name} has no parameter or local {self.argument!r}")
@@ -193,6 +207,17 @@ class Clear(NamedTuple):
 
     def holders(self) -> tuple[tuple[str, str], ...]:
         return (("", self.what),)
+
+    def in_words(self) -> str:
+        done = f"set `{self.what}` to `{self.to}`"
+        if self.to in ("del", "clear()"):
+            done = f"{'delete' if self.to == 'del' else 'empty'} `{self.what}`"
+        when = {
+            "exit": "on every way out, in a `finally`",
+            "return": "before the function returns",
+            "raise": "when an exception leaves the function",
+        }
+        return f"{done} {f'before `{self.before}`' if self.before else when[self.at]}"
 
     def apply(self, scope: Scope) -> bool:
         for node in ast.walk(ast.parse(self.what)):
@@ -304,6 +329,11 @@ class Insert(NamedTuple):
 
     def holders(self) -> tuple[tuple[str, str], ...]:
         return ()
+
+    def in_words(self) -> str:
+        place = "before" if self.before else "after"
+        anchor = " ".join((self.before or self.after).split())
+        return f"add `{self.statement}` {place} `{anchor}`"
 
     def apply(self, scope: Scope) -> bool:
         if self.before or self.after:

@@ -1,0 +1,41 @@
+"""A graph break in a function compiled with ``fullgraph=True``.
+
+torch 2.8 - 2.15.  Exits 1 while the caller's frame outlives the call,
+0 once it does not, 2 where this cannot run.
+"""
+
+import contextlib
+import gc
+import sys
+import traceback
+import weakref
+
+import torch
+
+
+def breaking(x):
+    torch._dynamo.graph_break()
+    return x + 1
+
+
+def provoke():
+    torch.compile(breaking, backend="eager", fullgraph=True)(torch.ones(3))
+
+
+def caller():
+    held = {"a local of the caller"}
+    with contextlib.suppress(RuntimeError):
+        provoke()
+    return weakref.ref(held)
+
+
+try:
+    gc.disable()
+    watched = caller()
+except Exception:
+    traceback.print_exc()
+    sys.exit(2)
+pinned = watched() is not None
+gc.collect()
+print(f"The caller's frame is pinned: {pinned}; after a full collection: {watched() is not None}")
+sys.exit(pinned)

@@ -1,0 +1,31 @@
+"""A model is exported with ``strict=True``; model and program are dropped.
+
+torch 2.10 - 2.15.  Exits 1 while a parameter outlives the call,
+0 once it does not, 2 where this cannot run.
+"""
+
+import gc
+import sys
+import traceback
+import weakref
+
+import torch
+import torch.export
+
+
+def caller():
+    model = torch.nn.Linear(2, 2)
+    torch.export.export(model, (torch.ones(3, 2),), strict=True)
+    return weakref.ref(model.weight)
+
+
+try:
+    gc.disable()
+    watched = caller()
+except Exception:
+    traceback.print_exc()
+    sys.exit(2)
+pinned = watched() is not None
+gc.collect()
+print(f"A parameter is pinned: {pinned}; after a full collection: {watched() is not None}")
+sys.exit(pinned)
