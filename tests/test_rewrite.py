@@ -163,7 +163,7 @@ SAMPLES = {
         def handle(error):
             def report(x, /, y):
                 return error, x, y
-            report(1, y=2)
+            assert report(1, y=2) == (error, 1, 2)
             raise error
         run = lambda new: handle(new())
     """,
