@@ -1,350 +1,737 @@
-"""Each kind of edit, loaded from a patch file and made to a plain function."""
+"""Each kind of edit, as a patch file has it, on plain functions: run for its effect.
 
+``release`` has most of its samples in ``test_rewrite``.
+"""
+
+import inspect
+import itertools
+import sys
 import textwrap
 import traceback
+import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dynamo_cyclefix import CatalogueError, _rewriting
+from dynamo_cyclefix import CatalogueError
 from dynamo_cyclefix._catalogue import toml
 from dynamo_cyclefix._catalogue.model import Target
 from dynamo_cyclefix._errors import Refused
+from dynamo_cyclefix._rewriting import derive
+
+FILE = "/nowhere/sample.py"
 
 PATCH = """
-id = "toy"
-title = "A toy"
-why = "To test."
+id = "sample"
+title = "A sample"
+why = "A reason."
 affected = ">=2.5"
-
 [[targets]]
-module = "toys"
+module = "sample"
 function = "{function}"
-edits = [{edit}]
+edits = [
+{edits}
+]
 """
 
 
-def load(tmp_path: Path, edit: str, function: str = "handle") -> Target:
-    """The target of a patch file with one edit."""
-    (tmp_path / "toy.toml").write_text(PATCH.format(edit=edit, function=function), "utf-8")
-    (target,) = toml.load(tmp_path).patches["toy"].targets
-    return target
+class Thing:
+    """An object whose attributes are cleared."""
+
+    def __init__(self, **attributes: object) -> None:
+        vars(self).update(attributes)
 
 
-class Toy:
-    """A module with a function ``handle``, and what an edit makes of it."""
-
-    def __init__(self, tmp_path: Path, source: str, edit: str, function: str = "handle") -> None:
-        self.source = textwrap.dedent(source)
-        self.target = load(tmp_path, edit, function)
-        self.before: dict[str, Any] = {}
-        exec(compile(self.source, "toys.py", "exec"), self.before)
-        self.after: dict[str, Any] = {}
-        exec(compile(self.source, "toys.py", "exec"), self.after)
-        handle = self.after[self.target.outermost]
-        self.rewritten = self.rewrite(handle.__code__)
-        handle.__code__ = self.rewritten.replacement
-
-    def rewrite(self, code: Any) -> _rewriting.Rewrite:
-        outermost = self.target.outermost
-        return _rewriting.rewrite(self.source, code, outermost, [self.target])
-
-    def text(self) -> str:
-        code = self.before[self.target.outermost].__code__
-        outermost = self.target.outermost
-        return _rewriting.unparsed(self.source, code, outermost, [self.target])[1]
+Load = Callable[..., Target]
 
 
-class Holder:
-    """What a function clears an attribute of."""
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Read edits as a patch file has them."""
 
-    def __init__(self) -> None:
-        self.held: Any = ["something"]
+    def loaded(*edits: str, function: str = "f") -> Target:
+        text = PATCH.format(function=function, edits=",\n".join(edits))
+        (tmp_path / "sample.toml").write_text(text, encoding="utf-8")
+        (patch,) = toml.load(tmp_path).patches.values()
+        return patch.targets[0]
 
-
-TWO_WAYS_OUT = """
-    def handle(holder, fail=False, many=False):
-        if fail:
-            raise ValueError(len(holder.held))
-        for _ in range(3):
-            if many:
-                return len(holder.held)
-        try:
-            found = [*holder.held]
-        finally:
-            len(holder.held)
-        return found
-"""
+    return loaded
 
 
-@pytest.mark.parametrize(
-    ("to", "left"),
-    [("None", None), ("[]", []), ("{}", {}), ("()", ()), ("clear()", []), ("del", "nothing")],
-)
-@pytest.mark.parametrize("at", ["exit", "return", "raise"])
-def test_clear(tmp_path: Path, to: str, left: object, at: str) -> None:
-    toy = Toy(tmp_path, TWO_WAYS_OUT, f'{{ clear = "holder.held", to = "{to}", at = "{at}" }}')
-    for options in ({}, {"many": True}, {"fail": True}):
-        holder = Holder()
-        as_shipped, found = (
-            outcome(toy.before["handle"], options),
-            outcome(toy.after["handle"], options, holder),
+def execute(source: str) -> dict[str, Any]:
+    namespace: dict[str, Any] = {"__name__": "sample", "Thing": Thing}
+    exec(compile(source, FILE, "exec", dont_inherit=True), namespace)
+    return namespace
+
+
+def rewritten(source: str, target: Target) -> dict[str, Any]:
+    """The module with the replacement in place; checks what holds of every rewrite."""
+    source = textwrap.dedent(source)
+    namespace = execute(source)
+    function = namespace[target.outermost]
+    before = function.__code__
+    found = derive.rewrite(source, before, target.outermost, [target])
+    assert not found.is_fixed
+    after = function.__code__ = found.replacement
+    assert after.co_freevars == before.co_freevars
+    assert not (after.co_flags ^ before.co_flags) & ~(0x40 if sys.version_info < (3, 11) else 0)
+    assert before.co_firstlineno <= min(lines(after)) <= max(lines(after)) <= max(lines(before))
+    check_twice(source, target)
+    return namespace
+
+
+def lines(code: types.CodeType) -> set[int]:
+    nested = (lines(c) for c in code.co_consts if isinstance(c, types.CodeType))
+    return {line for *_, line in code.co_lines() if line}.union(*nested)
+
+
+def check_twice(source: str, target: Target) -> None:
+    """Written out, what was rewritten is a source that needs no edit."""
+    code = execute(source)[target.outermost].__code__
+    assert not derive.is_fixed(source, code, target.outermost, target)
+    _, text = derive.unparsed(source, code, target.outermost, [target])
+    code = execute(text)[target.outermost].__code__
+    assert derive.is_fixed(text, code, target.outermost, target), text
+    assert derive.rewrite(text, code, target.outermost, [target]).is_fixed
+
+
+def refusal(source: str, target: Target) -> str:
+    source = textwrap.dedent(source)
+    with pytest.raises(Refused) as refused:
+        derive.rewrite(
+            source, execute(source)[target.outermost].__code__, target.outermost, [target]
         )
-        assert found == as_shipped
-        is_cleared = at == "exit" or (at == "raise") == ("fail" in options)
-        assert getattr(holder, "held", "nothing") == (left if is_cleared else ["something"])
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
 
 
-def outcome(function: Any, options: dict[str, bool], holder: Holder | None = None) -> object:
-    """What a call returns or raises, with the lines of its traceback."""
+def outcome(function: Callable[..., object], *args: object) -> object:
+    """What it returns, or raises and where; with all that a traceback underlines."""
     try:
-        return function(holder or Holder(), **options)
-    except ValueError as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        return repr(error), [(frame.name, frame.lineno) for frame in frames]
+        return function(*args)
+    except BaseException as error:
+        places = []
+        seen = error.__traceback__
+        while seen is not None:
+            code = seen.tb_frame.f_code
+            if code.co_filename == FILE:
+                columns = getattr(code, "co_positions", lambda: iter(lambda: None, 0))()
+                column = next(itertools.islice(columns, seen.tb_lasti // 2, None))
+                places.append((code.co_name, seen.tb_lineno, column))
+            seen = seen.tb_next
+        return type(error), error.args, error.__context__, places
 
 
-def test_clear_before_a_statement(tmp_path: Path) -> None:
-    toy = Toy(
-        tmp_path,
-        """
-        def handle(holder):
-            first = len(holder.held)
-            second = len(holder.held or ())
-            return first, second
-        """,
-        '{ clear = "holder.held", before = "second = len(holder.held or ())" }',
-    )
-    assert toy.before["handle"](Holder()) == (1, 1)
-    assert toy.after["handle"](Holder()) == (1, 0)
+# ---- clear ---------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("holder", [object(), None, {}])
-@pytest.mark.parametrize("what", ["holder.held", "holder['held']"])
-def test_clear_makes_nothing_and_raises_nothing(tmp_path: Path, holder: Any, what: str) -> None:
-    toy = Toy(tmp_path, "def handle(holder):\n    return 1\n", f'{{ clear = "{what}" }}')
-    assert toy.after["handle"](holder) == 1
-    assert holder != {"held": None}
-
-
-def test_clear_of_a_name_that_is_not_bound(tmp_path: Path) -> None:
-    source = """
-    def handle(fail):
-        if fail:
-            raise ValueError
-        made = type("Made", (), {"held": 1})
-        return made
-    """
-    toy = Toy(tmp_path, source, '{ clear = "made.held" }')
-    with pytest.raises(ValueError, match=r"^$"):
-        toy.after["handle"](True)
-    assert toy.after["handle"](False).held is None
-
-
-def test_release(tmp_path: Path) -> None:
-    source = """
-    import sys
-    def handle(error):
-        held = error
-        raise held
-    def locals_of(error):
-        try:
-            handle(error)
-        except ValueError as raised:
-            return raised.__traceback__.tb_next.tb_frame.f_locals
-    """
-    toy = Toy(tmp_path, source, '{ release = ["held", "error"] }')
-    assert set(toy.before["locals_of"](ValueError())) == {"held", "error"}
-    left = toy.after["locals_of"](ValueError())
-    assert [value for value in left.values() if value is not None] == []
-
-
-def test_release_of_a_function_that_calls_itself(tmp_path: Path) -> None:
-    source = """
-    import weakref
-    def handle(values, held):
-        def flatten(value):
-            held
-            return sum((flatten(item) for item in value), []) if type(value) is list else [value]
-        return flatten(values), weakref.ref(flatten)
-    """
-    edit = '{ release = ["flatten"], closures = { flatten = "ref", "<genexpr>" = "sum" } }'
-    toy = Toy(tmp_path, source, edit)
-    import gc
-
-    gc.disable()
-    try:
-        for namespace, dies in ((toy.before, False), (toy.after, True)):
-            found, reference = namespace["handle"]([[1], [2, [3]]], object())
-            assert found == [1, 2, 3]
-            assert (reference() is None) is dies
-    finally:
-        gc.enable()
-
-
-def test_omit(tmp_path: Path) -> None:
-    source = """
-    class Base:
-        def __init__(self, *args):
-            self.args = args
-    def handle(self, text):
-        return make(self, text, flag=1)
-    def make(*args, **options):
-        return args, options
-    """
-    toy = Toy(tmp_path, source, '{ omit = "self", from = "make" }')
-    assert toy.before["handle"](1, "x") == ((1, "x"), {"flag": 1})
-    assert toy.after["handle"](1, "x") == (("x",), {"flag": 1})
-
-
-@pytest.mark.parametrize(
-    ("place", "expected"),
-    [
-        ('before = "seen.append(1)"', [0, 1, 2]),
-        ('after = "seen.append(1)"', [1, 0, 2]),
-        ("", [0, 1, 2]),
-    ],
-)
-def test_insert(tmp_path: Path, place: str, expected: list[int]) -> None:
-    source = """
-    def handle(seen):
+EVERY_WAY = """
+    import contextlib
+    def f(thing, way):
         '''Docstring.'''
-        if not seen:
-            seen.append(1)
-        seen.append(2)
-        return seen
-    """
-    edit = f'{{ insert = "if len(seen) < 9: seen.append(0)"{", " if place else ""}{place} }}'
-    toy = Toy(tmp_path, source, edit)
-    assert toy.before["handle"]([]) == [1, 2]
-    found = toy.after["handle"]([])
-    assert found == (expected if place else [0, 2])
-    assert toy.after["handle"].__doc__ == "Docstring."
-
-
-EVERY_KIND = {
-    "release": ("def handle(error):\n    raise error\n", '{ release = ["error"] }'),
-    "omit": (
-        "def handle(self, x):\n    return print(self, x)\n",
-        '{ omit = "self", from = "print" }',
-    ),
-    "clear at exit": (TWO_WAYS_OUT, '{ clear = "holder.held" }'),
-    "clear at return": (TWO_WAYS_OUT, '{ clear = "holder.held", at = "return" }'),
-    "clear at raise": (TWO_WAYS_OUT, '{ clear = "holder.held", at = "raise" }'),
-    "clear before": (TWO_WAYS_OUT, '{ clear = "holder.held", before = "return found" }'),
-    "insert before": (TWO_WAYS_OUT, '{ insert = "holder.x = 1", before = "return found" }'),
-    "insert after": (
-        TWO_WAYS_OUT,
-        '{ insert = "holder.x = 1", after = "found = [*holder.held]" }',
-    ),
-    "insert first": (TWO_WAYS_OUT, '{ insert = "holder.x = 1" }'),
+        if way == "return":
+            return thing.x
+        for _ in range(2):
+            with contextlib.nullcontext():
+                try:
+                    if way == "return from a loop":
+                        return [thing.x, len(thing.x)]
+                    if way == "raise from a loop":
+                        raise KeyError(
+                            thing.x
+                        )
+                    if way == "caught":
+                        int("x")
+                except ValueError:
+                    if way == "raise anew":
+                        raise
+                finally:
+                    way = way
+        if way == "divide":
+            1 / 0
+        if way == "nothing":
+            return
+        def inner(thing):
+            return thing.x
+        inner(thing)
+"""
+RETURNS = ("return", "return from a loop", "nothing", "the end", "caught")
+RAISES = ("raise from a loop", "divide")
+WAYS = (*RETURNS, *RAISES)
+VALUES = {
+    "None": None,
+    "[]": [],
+    "{}": {},
+    "()": (),
+    "clear()": [],
 }
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
-def test_made_twice_it_changes_nothing(tmp_path: Path, kind: str) -> None:
-    source, edit = EVERY_KIND[kind]
-    toy = Toy(tmp_path, source, edit)
-    assert not toy.rewritten.is_fixed
-    fixed = toy.text() + "\n"
-    namespace: dict[str, Any] = {}
-    exec(compile(fixed, "toys.py", "exec"), namespace)
-    code = namespace["handle"].__code__
-    assert _rewriting.rewrite(fixed, code, "handle", [toy.target]).is_fixed
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("at", ["exit", "return", "raise"])
+def test_clear_on_a_way_out(load: Load, way: str, at: str) -> None:
+    target = load(f'{{ clear = "thing.x", at = "{at}" }}')
+    plain, other = Thing(x=[1]), Thing(x=[1])
+    expected = outcome(execute(textwrap.dedent(EVERY_WAY))["f"], plain, way)
+    assert outcome(rewritten(EVERY_WAY, target)["f"], other, way) == expected
+    assert plain.x == [1]
+    cleared = at == "exit" or (way in RAISES) is (at == "raise")
+    assert other.x == (None if cleared else [1])
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
-def test_what_others_see_stays(tmp_path: Path, kind: str) -> None:
-    source, edit = EVERY_KIND[kind]
-    toy = Toy(tmp_path, source, edit)
-    before, after = toy.rewritten.original, toy.rewritten.replacement
-    for part in ("co_name", "co_filename", "co_firstlineno", "co_argcount", "co_freevars"):
-        assert getattr(before, part) == getattr(after, part)
-    lines = {line for *_, line in before.co_lines() if line}
-    assert {line for *_, line in after.co_lines() if line} <= lines
+@pytest.mark.parametrize("to", [*VALUES, "del"])
+@pytest.mark.parametrize(
+    "place", ['at = "exit"', 'at = "return"', 'at = "raise"', 'before = "x = 1"']
+)
+@pytest.mark.parametrize("what", ["thing.x", "thing.x['y']", "thing['x'].y"])
+def test_clear_to(load: Load, to: str, place: str, what: str) -> None:
+    source = "def f(thing, fails):\n    x = 1\n    if fails: raise KeyError\n    return x\n"
+    target = load(f'{{ clear = "{what}", to = "{to}", {place} }}')
+    held = [1]
+
+    class Items(Thing, dict):  # type: ignore[type-arg]
+        pass
+
+    thing: Any = {
+        "thing.x": Thing(x=held),
+        "thing.x['y']": Thing(x={"y": held}),
+        "thing['x'].y": Items(),
+    }[what]
+    if what == "thing['x'].y":
+        thing["x"] = Thing(y=held)
+    function = rewritten(source, target)["f"]
+    assert isinstance(outcome(function, thing, "raise" in place), tuple) is ("raise" in place)
+    if to == "del":
+        with pytest.raises(LookupError if what.endswith("]") else AttributeError):
+            eval(what, {"thing": thing})
+    else:
+        found = eval(what, {"thing": thing})
+        assert found == VALUES[to]
+        assert type(found) is type(VALUES[to])
+        assert (found is held) is (to == "clear()")
+
+
+@pytest.mark.parametrize("to", [*VALUES, "del"])
+@pytest.mark.parametrize(
+    "place", ['at = "exit"', 'at = "return"', 'at = "raise"', 'before = "y = 1"']
+)
+@pytest.mark.parametrize(
+    "thing",
+    [None, Thing(), Thing(x=None), Thing(x={}), "unbound"],
+    ids=["None", "", "x", "{}", "-"],
+)
+def test_nothing_to_clear(load: Load, to: str, place: str, thing: object) -> None:
+    source = """
+        def f(given, fails):
+            if given != "unbound":
+                thing = given
+            y = 1
+            if fails: raise KeyError
+            return y
+    """
+    target = load(f'{{ clear = "thing.x[0]", to = "{to}", {place} }}')
+    before = repr(getattr(thing, "__dict__", None))
+    for fails in (False, True):
+        function = rewritten(source, target)["f"]
+        expected = outcome(execute(textwrap.dedent(source))["f"], thing, fails)
+        assert outcome(function, thing, fails) == expected
+    assert repr(getattr(thing, "__dict__", None)) == before
+
+
+def test_another_failure_to_clear_is_seen(load: Load) -> None:
+    class Stubborn:
+        @property
+        def x(self) -> int:
+            return 1
+
+        @x.setter
+        def x(self, value: object) -> None:
+            raise RuntimeError("no")
+
+    target = load('{ clear = "thing.x" }')
+    function = rewritten("def f(thing):\n    return 1\n", target)["f"]
+    with pytest.raises(RuntimeError, match="no"):
+        function(Stubborn())
+
+
+def test_clear_before_a_statement(load: Load) -> None:
+    source = """
+        def f(thing, kind):
+            match kind:
+                case 1:
+                    seen = thing.x
+                    return seen
+                case _:
+                    try:
+                        int(kind)
+                    except ValueError:
+                        thing.y = thing.x
+                        return "failed"
+    """
+    inside = '{ clear = "thing.x", before = "return seen" }'
+    handler = '{ clear = "thing.y", before = "return \'failed\'" }'
+    function = rewritten(source, load(inside, handler))["f"]
+    thing = Thing(x=3)
+    assert function(thing, 1) == 3
+    assert thing.x is None
+    thing = Thing(x=3)
+    assert function(thing, "x") == "failed"
+    assert vars(thing) == {"x": 3, "y": None}
+
+
+def test_the_value_that_is_returned_is_worked_out_first(load: Load) -> None:
+    # The names that the edit might take are taken: of a parameter, and of a global.
+    source = """
+        returned_ = 4
+        def f(thing, returned):
+            add = lambda value: value + returned_
+            return add(sum(thing.x)) + returned
+    """
+    for at in ("exit", "return"):
+        target = load(f'{{ clear = "thing.x", to = "clear()", at = "{at}" }}')
+        assert rewritten(source, target)["f"](Thing(x=[1, 2]), 4) == 11
+
+
+def test_a_nested_function_is_cleared_in(load: Load) -> None:
+    source = """
+        def f(thing):
+            x = 1
+            def g(other=2):
+                def deep():
+                    return thing.x
+                return deep(), x, other
+            return g
+    """
+    target = load('{ clear = "thing.x" }', function="f.<locals>.g")
+    thing = Thing(x=3)
+    with pytest.raises(Refused, match="has no parameter or local 'thing'"):  # only `deep` has it
+        rewritten(source, target)
+    source = source.replace("x = 1", "x = 1; thing").replace("return deep", "thing; return deep")
+    g = rewritten(source, target)["f"](thing)
+    assert g() == (3, 1, 2)
+    assert thing.x is None
+
+
+COMBINED = {
+    "exits": ('{ clear = "thing.x" }', '{ clear = "thing.y", to = "[]" }'),
+    "returns": ('{ clear = "thing.x", at = "return" }', '{ clear = "thing.y", at = "return" }'),
+    "raises": ('{ clear = "thing.x", at = "raise" }', '{ clear = "thing.y", at = "raise" }'),
+    "raise and return": (
+        '{ clear = "thing.x", at = "raise" }',
+        '{ clear = "thing.x", at = "return" }',
+    ),
+    "return and exit": ('{ clear = "thing.x", at = "return" }', '{ clear = "thing.y" }'),
+    "return and raise": (
+        '{ clear = "thing.x", at = "return" }',
+        '{ clear = "thing.y", at = "raise" }',
+    ),
+    "before": (
+        '{ clear = "thing.x", before = "way = way" }',
+        '{ clear = "thing.y", before = "way = way" }',
+    ),
+    "release last": ('{ clear = "thing.x" }', '{ release = ["thing"] }'),
+    "release another": (
+        '{ release = ["way"] }',
+        '{ clear = "thing.x" }',
+        '{ clear = "thing.y", at = "return" }',
+    ),
+}
+
+
+@pytest.mark.parametrize("edits", COMBINED.values(), ids=COMBINED.keys())
+def test_several_edits_of_a_function(load: Load, edits: tuple[str, ...]) -> None:
+    target = load(*edits)
+    for way in WAYS:
+        thing = Thing(x=[1], y=[1])
+        expected = outcome(execute(textwrap.dedent(EVERY_WAY))["f"], Thing(x=[1]), way)
+        if "before" not in edits[0]:  # there it is cleared while it is used
+            assert outcome(rewritten(EVERY_WAY, target)["f"], thing, way) == expected
+            continue
+        outcome(rewritten(EVERY_WAY, target)["f"], thing, way)
+        assert (thing.x, thing.y) == (([1], [1]) if way == "return" else (None, None))
 
 
 @pytest.mark.parametrize(
-    ("source", "edit", "reason"),
+    ("edit", "body", "fixed"),
     [
-        ("def handle(x):\n    pass\n", '{ release = ["y"] }', "no parameter or local 'y'"),
-        ("def handle(x):\n    pass\n", '{ clear = "y.z" }', "no parameter or local 'y'"),
-        ("def handle(x):\n    pass\n", '{ omit = "y", from = "f" }', "no parameter or local 'y'"),
-        ("def handle(x):\n    pass\n", '{ omit = "x", from = "f" }', "does not call f"),
+        ('clear = "thing.x"', "try: return 1\nfinally: thing.x = None", True),
+        ('clear = "thing.x"', "y = 1\ntry: return y\nfinally:\n del y\n thing.x = None", True),
+        ('clear = "thing.x"', "try: return 1\nfinally: thing.x = []", False),
+        ('clear = "thing.x"', "try: return 1\nfinally: thing.y = None", False),
+        ('clear = "thing.x"', "try: return 1\nfinally: thing.x = None\nreturn 2", False),
+        ('clear = "thing.x"', "thing.x = None\nreturn 1", False),
+        ('clear = "thing.x", to = "del"', "try: return 1\nfinally: del thing.x", True),
+        ('clear = "thing.x", to = "clear()"', "try: return 1\nfinally: thing.x.clear()", True),
         (
-            "def handle(x):\n    x()\n    x()\n",
-            '{ insert = "x.y = 1", after = "x()" }',
-            "found 2 statements 'x()' in handle, expected 1",
+            'clear = "thing.x", at = "return"',
+            "if thing:\n thing.x = None\n return 1\nthing.x = None",
+            True,
+        ),
+        ('clear = "thing.x", at = "return"', "if thing: return 1\nthing.x = None", False),
+        ('clear = "thing.x", at = "return"', "thing.x = None\nthing.y = None\nreturn 1", True),
+        # It may be something else again by then.
+        ('clear = "thing.x", at = "return"', "thing.x = None\nthing.fill()\nreturn 1", False),
+        ('clear = "thing.x", at = "raise"', "raise KeyError", False),
+        (
+            'clear = "thing.x", at = "raise"',
+            "try: return 1\nexcept BaseException:\n thing.x = None\n raise",
+            True,
         ),
         (
-            "def handle(x):\n    x()\n",
-            '{ clear = "x.y", before = "y()" }',
-            "found 0 statements 'y()' in handle, expected 1",
+            'clear = "thing.x", at = "raise"',
+            "try: return 1\nexcept:\n thing.x = None\n raise",
+            True,
         ),
         (
-            "def handle(x):\n    return lambda: x\n",
-            '{ release = ["x"] }',
-            "<lambda> in handle closes over 'x' too",
+            'clear = "thing.x", at = "raise"',
+            "try: return 1\nexcept KeyError:\n thing.x = None",
+            False,
         ),
-        (
-            "def handle(x):\n    return log(lambda: x)\n",
-            '{ release = ["x"], closures = { "<lambda>" = "trace" } }',
-            "<lambda> in handle is used other than by handing it to trace",
-        ),
-        (
-            "def handle(x):\n    def f():\n        return x\n    keep(f)\n    return f()\n",
-            '{ release = ["x"], closures = { f = "f" } }',
-            "f in handle is used other than by calling it",
-        ),
-        ("def handle(x):\n    yield x\n", '{ clear = "x.y" }', "is a generator"),
-        ("async def handle(x):\n    pass\n", '{ insert = "x.y = 1" }', "a coroutine"),
+        ('clear = "thing.x", before = "return 1"', "thing.x = None\nreturn 1", True),
+        ('clear = "thing.x", before = "return 1"', "thing.x = None\nthing.fill()\nreturn 1", False),
+        ('insert = "thing = 1", before = "return 1"', "thing = 1\nreturn 1", True),
+        ('insert = "thing = 1", before = "return 1"', "thing = 1\nthing.fill()\nreturn 1", False),
+        ('insert = "thing = 1", after = "y = 2"', "y = 2\nthing = 1", True),
+        ('insert = "thing = 1", after = "y = 2"', "thing = 1\ny = 2", False),
+        ('insert = "thing = 1", before = "return 1"', "y = 2\nreturn 1\nthing = 1", False),
+        ('omit = "thing", from = "g"', "g(y)", True),
+        ('omit = "thing", from = "g"', "g(y)\ng(y, thing)", False),
     ],
 )
-def test_what_is_not_recognised_is_refused(
-    tmp_path: Path, source: str, edit: str, reason: str
+def test_a_source_that_does_it_already_is_fixed(
+    load: Load, edit: str, body: str, fixed: bool
 ) -> None:
-    with pytest.raises(Refused) as error:
-        Toy(tmp_path, source, edit)
-    assert reason in str(error.value)
+    source = f"def f(thing, y=0):\n{textwrap.indent(body, '    ')}\n"
+    target = load(f"{{ {edit} }}")
+    code = execute(source)["f"].__code__
+    assert derive.is_fixed(source, code, "f", target) is fixed
+    assert derive.rewrite(source, code, "f", [target]).is_fixed is fixed
+
+
+# ---- insert --------------------------------------------------------------------------------------
+
+
+def test_insert(load: Load) -> None:
+    source = """
+        def f(log, n):
+            '''Docstring.'''
+            while n:
+                n -= 1
+                if n == 1:
+                    continue
+                log.append(n)
+            else:
+                log.append("else")
+            return log
+    """
+    for place, expected in {
+        'before = "n -= 1"': [[3], 2, [2], [1], 0, "else"],
+        'after = "log.append(n)"': [2, [2], 0, [0], "else"],
+        'before = "return log"': [2, 0, "else", [0]],
+        '''after = "log.append('else')"''': [2, 0, "else", [0]],
+        "after = \"'Docstring.'\"": [[3], 2, 0, "else"],
+    }.items():
+        target = load(f'{{ insert = "log.append( [n] )", {place} }}')
+        function = rewritten(source, target)["f"]
+        assert function([], 3) == expected
+        assert function.__doc__ == "Docstring."
+        assert inspect.getdoc(types.FunctionType(function.__code__, {})) == "Docstring."
+
+
+def test_insert_a_compound_statement(load: Load) -> None:
+    source = """
+        def f(things):
+            total = sum(things)
+            return total
+    """
+    target = load(
+        '{ insert = """\nfor i in range(len(things)):\n    things[i] = None\n""", '
+        'after = "total = sum(things)" }'
+    )
+    things = [1, 2]
+    assert rewritten(source, target)["f"](things) == 3
+    assert things == [None, None]
+
+
+def test_a_failure_in_what_is_inserted_is_on_the_line_of_its_place(load: Load) -> None:
+    source = "def f(x):\n    y = x\n\n    return (\n        y\n    )\n"
+    target = load('{ insert = "1 / x", before = "return y" }')
+    function = rewritten(source, target)["f"]
+    with pytest.raises(ZeroDivisionError) as info:
+        function(0)
+    assert traceback.extract_tb(info.value.__traceback__)[-1].lineno == 4
+
+
+# ---- omit and release ----------------------------------------------------------------------------
+
+
+def test_omit(load: Load) -> None:
+    source = """
+        def g(*args, **kwargs):
+            return args, kwargs
+        def f(self, x):
+            def inner():
+                return g(self)
+            return g(x, self, *[self], key=self), g.__call__(self), inner()
+    """
+    found = rewritten(source, load('{ omit = "self", from = "g" }'))["f"](1, 2)
+    assert found == (((2, 1), {"key": 1}), ((1,), {}), ((1,), {}))
+
+
+def test_release_lets_go_on_every_way_out(load: Load) -> None:
+    function = rewritten(EVERY_WAY, load('{ release = ["thing", "_", "thing"] }'))["f"]
+    for way in WAYS:
+        thing = Thing(x=[1])
+        before = sys.getrefcount(thing)
+        try:
+            function(thing, way)
+        except (KeyError, ZeroDivisionError) as error:
+            frame = error.__traceback__.tb_next.tb_frame  # type: ignore[union-attr]
+            assert "thing" not in frame.f_locals
+            assert frame.f_locals["_"] is None
+            assert sys.getrefcount(thing) == before
+
+
+HANDED = """
+    def take(function, *more, key=None): return function()
+    class Takers: take = staticmethod(take)
+    def f(error, keep=[]):
+        def report(): return error
+        {use}
+        raise error
+"""
+
+
+@pytest.mark.parametrize(
+    ("closures", "use"),
+    [
+        ('{ report = "report" }', "report()"),
+        ('{ report = "take" }', "take(report); report()"),
+        ('{ report = "take" }', "report(); Takers.take(report, key=report)"),
+        ('{ report = "report", "<lambda>" = "take" }', "take(lambda: error)"),
+        (
+            '{ report = "report", "<lambda>" = "Takers.take" }',
+            "Takers.take(str, key=lambda: error)",
+        ),
+        ('{ report = "report", "<genexpr>" = "list" }', "list(error for _ in keep)"),
+    ],
+)
+def test_a_closure_that_does_not_outlive_the_call(load: Load, closures: str, use: str) -> None:
+    target = load(f'{{ release = ["error"], closures = {closures} }}')
+    function = rewritten(HANDED.format(use=use), target)["f"]
+    with pytest.raises(KeyError) as info:
+        function(KeyError("x"))
+    assert info.traceback[-1].frame.f_locals.get("error") is None
+
+
+LAMBDA = '{ report = "report", "<lambda>" = "take" }'
+OUTLIVES = {
+    "stored": (
+        '{ report = "report" }',
+        "keep.append(report)",
+        "report in f is used other than by calling it",
+    ),
+    "returned": (
+        '{ report = "take" }',
+        "return report",
+        "report in f is used other than by handing it to take",
+    ),
+    "renamed": (
+        '{ report = "take" }',
+        "other = report",
+        "report in f is used other than by handing",
+    ),
+    "handed elsewhere": (
+        '{ report = "take" }',
+        "keep.append(report)",
+        "report in f is used other than by",
+    ),
+    "called later": (
+        '{ report = "report", g = "g" }',
+        "g = lambda: report()",
+        "report in f is used other than",
+    ),
+    "a lambda that is stored": (
+        LAMBDA,
+        "keep.append(lambda: error)",
+        "<lambda> in f is used other than by handing it to take",
+    ),
+    "a lambda that is returned": (LAMBDA, "return lambda: error", "<lambda> in f is used"),
+    "a lambda that is bound": (LAMBDA, "take(str); g = lambda: error", "<lambda> in f is used"),
+    "a lambda handed on within the call": (
+        LAMBDA,
+        "take(keep.append(lambda: error))",
+        "<lambda> in f is used",
+    ),
+    "a lambda handed to a name that ends so": (
+        LAMBDA,
+        "mistake(lambda: error)",
+        "<lambda> in f is used",
+    ),
+    "one of two lambdas": (
+        LAMBDA,
+        "take(lambda: error); keep.append(lambda: error)",
+        "<lambda> in f is used",
+    ),
+    "a lambda in a lambda": (
+        LAMBDA,
+        "take(lambda: lambda: error)",
+        "<lambda> in <lambda> is used other than by handing it to take",
+    ),
+    "a generator that is stored": (
+        '{ report = "report", "<genexpr>" = "list" }',
+        "g = (error for _ in keep)",
+        "<genexpr> in f is used other than by handing it to list",
+    ),
+    "not named": ('{ other = "other" }', "report()", "report in f closes over 'error' too"),
+    "decorated": (
+        '{ report = "report", g = "g" }',
+        "@keep.append\n        def g(): return error",
+        "g in f has a decorator",
+    ),
+}
+
+
+@pytest.mark.parametrize(("closures", "use", "reason"), OUTLIVES.values(), ids=OUTLIVES.keys())
+def test_a_closure_that_may_outlive_the_call_is_refused(
+    load: Load, closures: str, use: str, reason: str
+) -> None:
+    target = load(f'{{ release = ["error"], closures = {closures} }}')
+    assert reason in refusal(HANDED.format(use=use), target)
+
+
+# ---- refused -------------------------------------------------------------------------------------
+
+SOURCE = """
+    def f(thing, y=0):
+        '''Docstring.'''
+        x = 1
+        if y:
+            g(thing)
+            g(thing)
+        class C:
+            z = 2
+        return x
+"""
+REFUSED = {
+    'clear = "things.x"': "f has no parameter or local 'things'",
+    'clear = "thing.x[key]"': "f has no parameter or local 'key'",
+    'clear = "thing.x", before = "y = 2"': "found 0 statements 'y = 2' in f, expected 1",
+    'clear = "thing.x", before = "g(thing)"': "found 2 statements 'g(thing)' in f, expected 1",
+    'clear = "thing.x", before = "\'Docstring.\'"': "\"'Docstring.'\" in f is its docstring",
+    'insert = "y = 1", before = "\'Docstring.\'"': "\"'Docstring.'\" in f is its docstring",
+    'insert = "y = 1", before = "z = 2"': "found 0 statements 'z = 2' in f, expected 1",
+    'insert = "y = 1", after = "g(thing)"': "found 2 statements 'g(thing)' in f, expected 1",
+    'insert = "yield", after = "x = 1"': "the rewrite would change co_flags",
+    'insert = "continue", after = "x = 1"': "the rewrite does not compile",
+    'omit = "things", from = "g"': "f has no parameter or local 'things'",
+    'omit = "thing", from = "h"': "f does not call h",
+    'release = ["thing", "things"]': "f has no parameter or local 'things'",
+}
+
+
+@pytest.mark.parametrize("edit", REFUSED)
+def test_refused(load: Load, edit: str) -> None:
+    assert REFUSED[edit] in refusal(SOURCE, load(f"{{ {edit} }}"))
+
+
+@pytest.mark.parametrize(
+    ("edits", "reason"),
+    [
+        (('{ release = ["thing"] }', '{ clear = "thing.x" }'), "lets go of 'thing' before thing.x"),
+        (('{ clear = "thing.x" }', '{ clear = "nothing.x" }'), "no parameter or local 'nothing'"),
+    ],
+)
+def test_edits_that_do_not_go_together(load: Load, edits: tuple[str, ...], reason: str) -> None:
+    assert reason in refusal(SOURCE, load(*edits))
+
+
+def test_no_place_for_anything(load: Load) -> None:
+    for at in ("exit", "raise"):
+        reason = refusal(
+            "def f(thing):\n    '''Docstring.'''\n", load(f'{{ clear = "thing.x", at = "{at}" }}')
+        )
+        assert reason == "f has no body"
+
+
+# ---- malformed -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("edit", "parts"),
     [
-        ('{ relase = ["x"] }', ["[[edits]] 1", "'relase'", "release, omit, clear, insert"]),
-        ('{ release = "x" }', ["key 'release'", "found 'x'", "a list of non-empty strings"]),
-        ('{ release = ["x"], helper = ["y"] }', ["key 'helper'", "unknown", "helpers"]),
-        ('{ release = ["x"], closures = ["y"] }', ["key 'closures'", "a table of non-empty"]),
-        ('{ omit = "x" }', ["key 'from'", "missing"]),
-        ('{ clear = "x" }', ["key 'clear'", "found 'x'", "an attribute or an item"]),
-        ('{ clear = "x.y", to = "0" }', ["key 'to'", "found '0'", "'None'"]),
-        ('{ clear = "x.y", at = "end" }', ["key 'at'", "found 'end'", "'exit'"]),
-        ('{ insert = "x y" }', ["key 'insert'", "found 'x y'", "one statement of Python"]),
-        ('{ insert = "a; b" }', ["key 'insert'", "found 'a; b'", "one statement of Python"]),
+        ("{}", ["found '' first", "release, omit, clear, insert"]),
+        ('{ helpers = ["x"], release = ["x"] }', ["found 'helpers' first", "a kind of edit"]),
+        (
+            '{ release = "error" }',
+            ["key 'release'", "found 'error'", "a list of non-empty strings"],
+        ),
+        ("{ release = [] }", ["key 'release'", "found []", "a list of"]),
+        ("{ release = [1] }", ["key 'release'", "found [1]", "a list of"]),
+        ('{ release = ["e"], closures = ["x"] }', ["key 'closures'", "found ['x']", "a table of"]),
+        (
+            '{ release = ["e"], closures = { x = 1 } }',
+            ["key 'closures'", "found {'x': 1}", "a table"],
+        ),
+        ('{ release = ["e"], helper = ["x"] }', ["key 'helper'", "unknown", "helpers"]),
+        ('{ omit = "self" }', ["key 'from'", "missing", "a non-empty string"]),
+        ('{ omit = " ", from = "g" }', ["key 'omit'", "found ' '", "a non-empty string"]),
+        ('{ clear = "self" }', ["key 'clear'", "found 'self'", "an attribute or an item"]),
+        (
+            '{ clear = "self.x = 1" }',
+            ["key 'clear'", "found 'self.x = 1'", "an attribute or an item"],
+        ),
+        ('{ clear = "self." }', ["key 'clear'", "found 'self.'", "Python"]),
+        ('{ clear = "self.x", to = "0" }', ["key 'to'", "found '0'", "'None', '[]'", "'del'"]),
+        (
+            '{ clear = "self.x", at = "end" }',
+            ["key 'at'", "found 'end'", "'exit', 'return', 'raise'"],
+        ),
+        (
+            '{ clear = "self.x", before = "a; b" }',
+            ["key 'before'", "found 'a; b'", "one statement"],
+        ),
+        ('{ clear = "self.x", before = "a", at = "exit" }', ["key 'at'", "unknown", "before"]),
+        ('{ insert = "x = 1", before = "a", after = "b" }', ["key 'after'", "unknown", "before"]),
+        ('{ insert = "x =", before = "a" }', ["key 'insert'", "found 'x ='", "one statement"]),
+        ('{ insert = "  ", before = "a" }', ["key 'insert'", "found '  '", "a non-empty string"]),
+        (
+            '{ insert = "# nothing", before = "a" }',
+            ["key 'insert'", "found '# nothing'", "one statement"],
+        ),
     ],
 )
-def test_a_malformed_edit_is_told_what_and_where(
-    tmp_path: Path, edit: str, parts: list[str]
-) -> None:
+def test_a_malformed_edit_is_told_what_and_where(load: Load, edit: str, parts: list[str]) -> None:
     with pytest.raises(CatalogueError) as error:
-        load(tmp_path, edit)
-    for part in ("toy.toml [[targets]] 1", *parts):
-        assert part in str(error.value)
+        load('{ release = ["fine"] }', edit)
+    message = str(error.value)
+    assert message.startswith("patches/sample.toml [[targets]] 1 [[edits]] 2: ")
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
 
 
-def test_what_each_kind_covers(tmp_path: Path) -> None:
-    edits = ", ".join(
-        [
-            '{ release = ["error"], helpers = ["report"] }',
-            '{ omit = "self", from = "f" }',
-            '{ clear = "x.y" }',
-            '{ insert = "a = 1" }',
-        ]
+def test_what_each_kind_covers(load: Load) -> None:
+    target = load(
+        '{ release = ["error"], helpers = ["report"] }',
+        '{ omit = "self", from = "f" }',
+        '{ clear = "x.y" }',
+        '{ insert = "a = 1" }',
     )
-    target = load(tmp_path, edits)
-    report = "handle.<locals>.report"
-    expected = [("handle", "error"), (report, "*"), ("handle", "self"), ("handle", "x.y")]
+    expected = [("f", "error"), ("f.<locals>.report", "*"), ("f", "self"), ("f", "x.y")]
     assert list(target.holders()) == expected
     works = [edit.works_without_source for edit in target.edits]
     assert works == [True, False, False, False]
+
+
+def test_insert_without_a_place_is_first_but_for_the_docstring(load: Load) -> None:
+    source = """
+        def f(seen):
+            'Docstring.'
+            seen.append(1)
+            return seen
+    """
+    found = rewritten(source, load('{ insert = "seen.append(0)" }'))["f"]
+    assert found([]) == [0, 1]
+    assert found.__doc__ == "Docstring."
