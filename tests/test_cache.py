@@ -233,7 +233,7 @@ def test_a_process_of_the_same_id_is_not_in_the_way(folder: Path) -> None:
     rewrite(PLAIN)
     assert set(files(folder)) == {file, other}
     other.with_suffix(".0123456789abcdef").touch()
-    assert _store.clear() == 3
+    assert _store.clear() >= 3  # and what is beside the package
     assert not files(folder)
 
 

@@ -416,6 +416,39 @@ judge(raised=raised, deactivated_at_once=deactivated, active=active)
     assert is_untouched(found)
 
 
+@pytest.mark.parametrize("where", ["_replacement.Replacement, 'restore'", "_patcher, 'exchange'"])
+def test_what_cannot_be_taken_back_can_be_asked_for_again(with_dynamo: Forks, where: str) -> None:
+    found = with_dynamo(f"""
+owner, name = {where}
+function = getattr(owner, name)
+def faulty(*arguments):
+    raise MemoryError
+assert activate() is None
+setattr(owner, name, faulty)
+raised = attempt(dynamo_cyclefix.deactivate)
+setattr(owner, name, function)
+again = attempt(dynamo_cyclefix.deactivate)
+judge(raised=raised, again=again)
+""")
+    check(found)
+    assert (found["raised"], found["again"]) == ("MemoryError", None)
+    assert is_untouched(found)
+
+
+def test_strict_mode_and_a_source_that_no_release_has(with_dynamo: Forks) -> None:
+    found = with_dynamo("""
+known, _patcher.source_hash = _patcher.source_hash, lambda block: "unseen"
+os.environ["DYNAMO_CYCLEFIX"] = "strict"
+refused = attempt(dynamo_cyclefix.activate)
+accepted = attempt(dynamo_cyclefix.activate, accept_unseen=True)
+dynamo_cyclefix.deactivate()
+_patcher.source_hash = known
+judge(refused=refused, accepted=accepted)
+""")
+    check(found)
+    assert (found["refused"], found["accepted"]) == ("PatchError", None)
+
+
 # What other programs put in our way
 
 
@@ -836,7 +869,7 @@ def test_a_thread_that_comes_late_patches_nothing(with_dynamo: Forks) -> None:
     """It asked for the patches before, and gets the lock after, another one deactivates."""
     found = with_dynamo("""
 activate()
-patcher = dynamo_cyclefix._active.patcher()
+patcher = dynamo_cyclefix._active.activation.patcher()
 dynamo_cyclefix.deactivate()
 patcher.catch_up([sys.modules[name] for name in CATALOGUE.modules.intersection(sys.modules)])
 late = original_by_patch()

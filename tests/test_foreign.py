@@ -504,6 +504,16 @@ def test_the_wrapper_changes_nothing_else(hidden, name):
         assert without_ours(after[aspect]) == without_ours(before[aspect])
 
 
+@needs_the_mistake
+def test_without_its_source_a_patch_is_refused_or_a_wrapper(sides, hidden):
+    found = {patch["id"]: patch for patch in hidden[1].status["patches"]}
+    for patch in sides[1].status["patches"]:
+        if State(patch["state"]).in_place:
+            without = found[patch["id"]]
+            assert without["state"] in (State.WRAPPED, State.REFUSED), without
+            assert "replaced since" not in without["reason"], without
+
+
 def without_ours(found):
     """What was seen, save for the wrapper's frame in tracebacks and in texts that list frames."""
     if isinstance(found, str):

@@ -31,7 +31,8 @@ class Wrap:
         targets: the targets in it.
 
     Raises:
-        Refused: a target is nested, or unknown to the code.
+        Refused: a target is nested, or unknown to the code; or the function has no name of its own,
+            as beneath a decorator.
     """
 
     def __init__(self, module: ModuleType, function: FunctionType, targets: Sequence[Target]):
@@ -47,6 +48,8 @@ class Wrap:
         self._owner: Any = module
         for name in classes:
             self._owner = getattr(self._owner, name)
+        if namespace(self._owner).get(self._name) is not function:
+            raise Refused(f"the source of {targets[0].key} is missing, and a decorator holds it")
 
     def install(self) -> None:
         """Put the wrapper wherever a module or the class has the function."""
@@ -69,15 +72,19 @@ class Wrap:
 
 
 def _check(code: CodeType, target: Target) -> None:
-    if (
-        target.function != target.outermost
-        or target.needs_source
-        or not all(edit.works_without_source for edit in target.edits)
-    ):
+    if not _suits(target):
         raise Refused(f"the source of {target.key} is missing, and no wrapper would do")
     for name in _names(target):
         if name not in code.co_varnames and name not in code.co_cellvars:
             raise Refused(f"{target.function} has no parameter or local {name!r}")
+
+
+def _suits(target: Target) -> bool:
+    return (
+        target.function == target.outermost
+        and not target.needs_source
+        and all(edit.works_without_source for edit in target.edits)
+    )
 
 
 def is_fixed(code: CodeType, targets: Sequence[Target]) -> bool:
@@ -91,7 +98,9 @@ def is_fixed(code: CodeType, targets: Sequence[Target]) -> bool:
         if instruction.opname in ("DELETE_FAST", "DELETE_DEREF")
     }
     parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return all(name in deleted.intersection(parameters) for t in targets for name in _names(t))
+    return all(map(_suits, targets)) and all(
+        name in deleted.intersection(parameters) for t in targets for name in _names(t)
+    )
 
 
 def _names(target: Target) -> list[str]:
