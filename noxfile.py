@@ -60,6 +60,7 @@ TESTS = (
     "tests/test_release.py",
     "tests/test_foreign.py::test_the_wrapper_releases_frames",
     "tests/test_foreign.py::test_the_wrapper_changes_nothing_else",
+    "tests/test_limits.py",
     "tests/test_upstream.py",
 )
 ATTEMPTS = 3

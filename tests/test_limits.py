@@ -1,7 +1,11 @@
 """What the README lists as a known limit is still one: when a test here fails, README is wrong."""
 
 import pytest
+import torch
 from conftest import run_child
+from packaging.version import Version
+
+RELEASE = Version(Version(torch.__version__).base_version)
 
 
 def test_a_resume_function_holds_what_a_graph_break_returned():
@@ -88,3 +92,75 @@ def test_allow_in_graph_remembers_an_id_that_another_function_gets(switch, raise
         assert not error
         pytest.skip("this release forgets the id when the function dies")
     assert error == "NotImplementedError: argument of type: <class 'function'>"
+
+
+@pytest.mark.parametrize("switch", ["off", "on"])
+def test_a_parameter_is_converted_after_an_exception(switch):
+    """``swap_tensors`` refuses a parameter that a weak reference is left to.
+
+    Before 2.13 a fake tensor mode and its fake tensors hold each other, and one: by design, and a
+    collection frees it.
+    """
+    finished = run_child(
+        """
+        import gc
+        import dynamo_cyclefix, torch, torch._dynamo
+
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+        gc.collect()
+        gc.disable()
+        try:
+            torch.compile(model, backend="eager")(torch.ones(2, 3))
+        except RuntimeError:
+            pass
+        try:
+            model.double()
+        except RuntimeError as error:
+            assert "Couldn't swap" in str(error), error
+            error = None
+            gc.collect()
+            model.double()
+            print("after a collection")
+        else:
+            print("at once")
+        """,
+        DYNAMO_CYCLEFIX=switch,
+    )
+    by_reference_count = RELEASE >= Version("2.13" if switch == "on" else "2.15")
+    assert finished.stdout == ("at once\n" if by_reference_count else "after a collection\n")
+
+
+@pytest.mark.parametrize("switch", ["off", "on"])
+def test_the_input_of_a_backward_that_a_hook_ends_waits_for_a_collection(switch):
+    """Before 2.15 a node of compiled autograd's graph has the real inputs as its example value."""
+    finished = run_child(
+        """
+        import gc, weakref
+        import dynamo_cyclefix, torch, torch._dynamo
+        from torch._dynamo import compiled_autograd
+
+        enable = getattr(compiled_autograd, "_enable", None) or compiled_autograd.enable
+
+        def refuse(grad):
+            raise ValueError("the gradient is refused")
+
+        def user():
+            x = torch.ones(3, requires_grad=True)
+            x.register_hook(refuse)
+            with enable(lambda graph: torch.compile(graph, backend="eager")):
+                try:
+                    x.sin().sum().backward()
+                except ValueError:
+                    return weakref.ref(x)
+
+        gc.collect()
+        gc.disable()
+        x = user()
+        released = x() is None
+        gc.collect()
+        print(released, x() is None)
+        """,
+        DYNAMO_CYCLEFIX=switch,
+    )
+    assert finished.stdout == f"{RELEASE >= Version('2.15')} True\n"
