@@ -114,20 +114,20 @@ def test_a_parameter_is_converted_after_an_exception(switch):
             torch.compile(model, backend="eager")(torch.ones(2, 3))
         except RuntimeError:
             pass
+        refused = ""
         try:
             model.double()
         except RuntimeError as error:
-            assert "Couldn't swap" in str(error), error
-            error = None
+            refused = str(error)
+        if refused:
+            assert "Couldn't swap" in refused
             gc.collect()
             model.double()
-            print("after a collection")
-        else:
-            print("at once")
+        print("after a collection" if refused else "at once")
         """,
         DYNAMO_CYCLEFIX=switch,
     )
-    by_reference_count = RELEASE >= Version("2.13" if switch == "on" else "2.15")
+    by_reference_count = Version("2.13" if switch == "on" else "2.15") <= RELEASE
     assert finished.stdout == ("at once\n" if by_reference_count else "after a collection\n")
 
 
@@ -163,4 +163,4 @@ def test_the_input_of_a_backward_that_a_hook_ends_waits_for_a_collection(switch)
         """,
         DYNAMO_CYCLEFIX=switch,
     )
-    assert finished.stdout == f"{RELEASE >= Version('2.15')} True\n"
+    assert finished.stdout == f"{Version('2.15') <= RELEASE} True\n"
