@@ -60,6 +60,8 @@ TESTS = (
     "tests/test_release.py",
     "tests/test_foreign.py::test_the_wrapper_releases_frames",
     "tests/test_foreign.py::test_the_wrapper_changes_nothing_else",
+    "tests/test_foreign.py::test_without_its_source_a_patch_is_refused_or_a_wrapper",
+    "tests/test_exports.py",
     "tests/test_limits.py",
     "tests/test_upstream.py",
 )

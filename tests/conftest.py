@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,9 @@ ROOT = Path(__file__).parent.parent
 # In the child interpreters too: from 2.7 on Dynamo collects young garbage after each compile, so
 # that a frame which a cycle pinned could look as if it had been released.
 os.environ["TORCH_DYNAMO_RUN_GC_AFTER_COMPILE"] = "0"
+
+# What a shell starts in the background ignores interrupts, and so would all children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # For programs that child interpreters run: whether a frame dies with its call.
 RELEASED = """

@@ -474,6 +474,7 @@ def hidden(sides, tmp_path_factory):
     return sides[0], on
 
 
+@pytest.mark.matrix
 @needs_the_mistake
 @pytest.mark.parametrize("name", NAMES)
 def test_the_wrapper_releases_frames(hidden, name):
@@ -495,6 +496,7 @@ def test_the_wrapper_releases_frames(hidden, name):
     assert after["garbage_exceptions"] == 0
 
 
+@pytest.mark.matrix
 @needs_the_mistake
 @pytest.mark.parametrize("name", NAMES)
 def test_the_wrapper_changes_nothing_else(hidden, name):
@@ -504,6 +506,7 @@ def test_the_wrapper_changes_nothing_else(hidden, name):
         assert without_ours(after[aspect]) == without_ours(before[aspect])
 
 
+@pytest.mark.matrix
 @needs_the_mistake
 def test_without_its_source_a_patch_is_refused_or_a_wrapper(sides, hidden):
     found = {patch["id"]: patch for patch in hidden[1].status["patches"]}
