@@ -30,6 +30,8 @@ _RUN_DEPENDENT = (
     (re.compile(r"(?<![0-9])[0-9]{12,}(?![0-9])"), "<id>"),
     (re.compile(r"_c[0-9]+(?=[\\]'\"]|/|\)|$)"), "_cN"),
     (re.compile(r"(?<=_version\()(.*\) == )[0-9]+"), r"\1<version>"),
+    # Sets of types and functions are in the order of their addresses.
+    (re.compile(r"(?<=\{)<[^{}]*>(?=\})"), lambda m: ", ".join(sorted(re.split(r", (?=<)", m[0])))),
 )
 FREED, FREED_BY_RESET, NEVER_FREED = "freed by a collection", "freed by reset", "never freed"
 
