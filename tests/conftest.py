@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
+from dynamo_cyclefix import _installed
+from dynamo_cyclefix._catalogue.gate import is_affected
 from dynamo_cyclefix._commands import verify as _verify
 
 ROOT = Path(__file__).parent.parent
@@ -110,6 +113,11 @@ def run_child(
     )
     assert bool(finished.returncode) is fails, finished.stdout + finished.stderr
     return Finished(finished.returncode, finished.stdout, finished.stderr)
+
+
+def is_at_least(release: str) -> bool:
+    """Whether the installed torch is this release or a newer one."""
+    return is_affected(_installed.version(_installed.find()), SpecifierSet(f">={release}"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,12 +1,9 @@
 """What repeated exports leave behind for good: all that a full collection does not free."""
 
 import pytest
-import torch
-from conftest import run_child
-from packaging.version import Version
+from conftest import is_at_least, run_child
 
-RELEASE = Version(Version(torch.__version__).base_version)
-BY_ITS_OWN = Version("2.10") <= RELEASE  # strict exports do not go by `torch._dynamo.export`
+BY_ITS_OWN = is_at_least("2.10")  # strict exports do not go by `torch._dynamo.export`
 WAYS = {
     "strict": "torch.export.export(model, (x,), strict=True)",
     "not strict": "torch.export.export(model, (x,), strict=False)",
