@@ -518,16 +518,13 @@ def _covered_holder(holder: held.Holder) -> dict[str, Any]:
     """The patch for a holder, or the reason why there is none."""
     if holder.owner != "torch":
         return {}
-    from dynamo_cyclefix._catalogue.model import covering_patch
-
-    covered, explained = _catalogued(str(sys.modules["torch"].__version__))
     function = holder.function
     while function:
-        key = holder.module, function, holder.name
-        if patch := covering_patch(covered, key):
+        patch, reason = _patch_or_reason((holder.module, function, holder.name))
+        if patch:
             return {"patch": patch}
-        if key in explained:
-            return {"reason": explained[key]}
+        if reason:
+            return {"reason": reason}
         # A cell of an inner function is a local of an outer one.
         function = function.rpartition(".<locals>.")[0]
     return {}
@@ -541,10 +538,15 @@ def _owner_in_words(cycle: "Cycle | Held") -> str:
 
 def _covering_patch(code: types.CodeType, module: str, name: str) -> str | None:
     """Id of the patch for the local or cell `name` of this function of torch; None if none is."""
+    return _patch_or_reason((module, words.qualname(code), name))[0]
+
+
+def _patch_or_reason(key: "Key") -> tuple[str | None, str]:
+    """The id of the patch for a name, and the reason why there is none."""
     from dynamo_cyclefix._catalogue.model import covering_patch
 
-    covered, _ = _catalogued(str(sys.modules["torch"].__version__))
-    return covering_patch(covered, (module, words.qualname(code), name))
+    covered, explained = _catalogued(str(sys.modules["torch"].__version__))
+    return covering_patch(covered, key), explained.get(key, "")
 
 
 @functools.cache
