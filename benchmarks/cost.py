@@ -1,4 +1,4 @@
-"""What the patches cost, as ratios of medians of paired runs: with them over without.
+"""What the patches cost: the median of the ratios of paired runs, with them over without.
 
     python benchmarks/cost.py [--scale 0.1]
 
@@ -40,7 +40,8 @@ def paired(first, second, pairs):
 
 
 def show(what, with_, without, limit):
-    ratio = statistics.median(with_) / statistics.median(without)
+    # Of each pair, since what runs beside it changes a machine's pace from one minute to the next.
+    ratio = statistics.median(a / b for a, b in zip(with_, without, strict=True))
     unit, scale = ("ms", 1e3) if statistics.median(without) > 1e-3 else ("us", 1e6)
     print(
         f"{what}: {statistics.median(with_) * scale:.2f} {unit} with,"
@@ -87,7 +88,7 @@ def dynamo_import(pairs):
 # Takes the patches back and applies them again in turn: between two processes, where memory happens
 # to lie makes more of a difference than the patches do.
 WORKER = """
-import gc, json, logging, sys, time
+import gc, json, logging, sys, time, timeit
 import dynamo_cyclefix
 import torch
 
@@ -107,10 +108,8 @@ def compiling():
 def calling():
     for _ in range(100):
         compiled[side](batch)
-    start = time.perf_counter()
-    for _ in range(500):
-        compiled[side](batch)
-    return (time.perf_counter() - start) / 500
+    # The fastest of some: what is slower, something else has slowed down.
+    return min(timeit.repeat(lambda: compiled[side](batch), number=100, repeat=10)) / 100
 
 def switch(to):
     global side
@@ -135,8 +134,7 @@ for block in range(int(sys.argv[1])):
         applied = any(patch.state.in_place for patch in dynamo_cyclefix.status().patches)
         assert applied == (side == "with"), dynamo_cyclefix.status()
         compiling()  # specializes the interpreter's code
-        show("compiling", compiling())
-        show("compiling", compiling())
+        show("compiling", min(compiling() for _ in range(3)))
         compiled[side] = torch.compile(lambda x: x + 1, backend="eager")
         compiled[side](batch)
     for to in order * 5:

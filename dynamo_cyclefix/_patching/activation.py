@@ -163,4 +163,10 @@ class Activation:
         if patcher is None or self._retired:
             # In strict mode a fault is raised when the module is executed.
             return self.finder.strict and bool(self.finder.error)
-        return name in patcher.modules or bool(patcher.overdue())
+        if name in patcher.modules:
+            return True
+        # Inside of an import at whose end all is patched that is there by then, nothing else is.
+        # With a package, all that its import brings in is patched together.
+        return "executed" not in vars(self.finder.inner) and (
+            name in patcher.packages or bool(patcher.overdue())
+        )

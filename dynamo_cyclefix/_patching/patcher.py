@@ -74,6 +74,7 @@ class Patcher:
 
     Attributes:
         modules: the names of the modules that targets live in.
+        packages: the names of the packages of torch that those are in.
         waiting: those of them that are not patched yet.
         states: what became of a target, and why.
     """
@@ -87,6 +88,7 @@ class Patcher:
     ) -> None:
         self.catalogue = catalogue
         self.modules = catalogue.modules
+        self.packages = {name.rpartition(".")[0] for name in self.modules} - {"torch"}
         self.strict = strict
         self._accept_unseen = accept_unseen
         self.enabled = frozenset(enabled)
