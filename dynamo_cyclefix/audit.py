@@ -55,7 +55,7 @@ from dynamo_cyclefix._auditing import graph, held, tensors, words
 from dynamo_cyclefix._errors import CatalogueError, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from dynamo_cyclefix._catalogue.model import Key
 
@@ -288,7 +288,7 @@ class watch:  # noqa: N801 - used like a function, as contextlib's own context m
                     alive=tuple(alive.values()),
                     frames=self._frames,
                     tensor_bytes=self._tensor_bytes,
-                    held=tuple(self._held),
+                    held=tuple(_without_parts(self._held)),
                 )
             finally:
                 _open.remove(self)
@@ -471,6 +471,16 @@ def _held_by_roots(alive: "Mapping[int, tuple[str, object]]") -> list[Held]:
     ]
 
 
+def _without_parts(found: list[Held]) -> "Iterator[Held]":
+    """Leave out the parameters and parts of a module that is held itself, and as long."""
+    names = {(one.object.partition(": ")[0], one.freed_by_collection) for one in found}
+    for one in found:
+        parts = one.object.partition(": ")[0].split(".")
+        wholes = {".".join(parts[:i]) for i in range(1, len(parts))}
+        if not any((whole, one.freed_by_collection) in names for whole in wholes):
+            yield one
+
+
 def _held(label: str, way: list[Any], freed: bool) -> Held:
     """Describe a way; the holder is the first step of it that has a name in somebody's code."""
     found = Held(label, words.path_text(way, {}) if len(way) > 1 else (), freed)
@@ -518,8 +528,8 @@ def _covered_holder(holder: held.Holder) -> dict[str, Any]:
     """The patch for a holder, or the reason why there is none."""
     if holder.owner != "torch":
         return {}
-    function = holder.function
-    while function:
+    function = holder.function  # none for a global
+    while True:
         patch, reason = _patch_or_reason((holder.module, function, holder.name))
         if patch:
             return {"patch": patch}
@@ -527,7 +537,8 @@ def _covered_holder(holder: held.Holder) -> dict[str, Any]:
             return {"reason": reason}
         # A cell of an inner function is a local of an outer one.
         function = function.rpartition(".<locals>.")[0]
-    return {}
+        if not function:
+            return {}
 
 
 def _owner_in_words(cycle: "Cycle | Held") -> str:
@@ -552,7 +563,9 @@ def _patch_or_reason(key: "Key") -> tuple[str | None, str]:
 @functools.cache
 def _catalogued(release: str) -> "tuple[Mapping[Key, str], Mapping[Key, str]]":
     """The ids of the patches, and the reasons why there is none, by what holds something."""
-    from dynamo_cyclefix._catalogue import toml  # as long as there is nothing of torch to name
+    # Here, as long as there is nothing of torch to name.
+    from dynamo_cyclefix._catalogue import toml
+    from dynamo_cyclefix._catalogue.gate import is_affected
 
     try:
         catalogue = toml.load()
@@ -560,7 +573,9 @@ def _catalogued(release: str) -> "tuple[Mapping[Key, str], Mapping[Key, str]]":
     except (CatalogueError, Refused):
         return {}, {}  # nothing is patched then, and `status` says why
     explained = {(e.module, e.function, e.name): e.reason for e in catalogue.explained}
-    explained |= {kept.holder: kept.reason for kept in catalogue.kept if kept.holder}
+    for kept in catalogue.kept:
+        if kept.holder and is_affected(release, kept.affected):
+            explained[kept.holder] = kept.reason
     if not hasattr(types.CodeType, "co_qualname"):
         covered = {(m, f.rpartition(".")[2], name): p for (m, f, name), p in covered.items()}
     return covered, explained

@@ -1097,6 +1097,44 @@ def test_an_input_that_torch_keeps_is_held_after_a_collection(
     assert "after a collection too" in str(held)
 
 
+@needs_torch
+@pytest.mark.parametrize(
+    ("call", "patch"),
+    [
+        ("torch.export.export(model, (x,), strict=True)", "strict-export"),
+        ("torch._dynamo.export(model)(x)", "export-errors"),
+        ("torch.compile(set_attribute, backend='eager')(model, x)", "side-effect-tables"),
+        ("torch.compile(generate, backend='eager')(x)", "translator-state"),
+    ],
+)
+def test_the_patch_for_what_a_successful_call_leaves_is_named(call: str, patch: str) -> None:
+    source = f"""
+    import json
+    import torch, torch._dynamo, torch.export
+    from dynamo_cyclefix import audit
+
+    def set_attribute(model, x):
+        model.seen = x + 1
+        return model(x)
+
+    def generate(x):
+        def parts():
+            yield x + 1
+            yield x + 2
+        for part in parts():
+            torch._dynamo.graph_break()
+        return part
+
+    def call(model, x):
+        {call}
+
+    report = audit.run(call, torch.nn.Linear(3, 3), torch.ones(3))
+    print(json.dumps([[held.patch, str(held)] for held in report.held]))
+    """
+    held = child(source, DYNAMO_CYCLEFIX="off")
+    assert patch in [named for named, _ in held], held
+
+
 def test_what_the_user_still_refers_to_is_not_held() -> None:
     local, in_list, in_global = Kept(), [Kept()], Kept()
     globals()["kept_global"] = in_global
@@ -1111,6 +1149,24 @@ def test_what_the_user_still_refers_to_is_not_held() -> None:
 
 def test_an_input_that_dies_is_not_held() -> None:
     assert not audit.run(lambda *values: None, Kept(), [Kept()], {"a": Kept()}).held
+
+
+@needs_torch
+def test_of_a_module_that_is_held_the_parts_are_not_listed() -> None:
+    source = """
+    import json, torch
+    from dynamo_cyclefix import audit
+
+    def call(whole, part):
+        for value in whole, part.weight:
+            ring = [value]
+            ring.append(ring)
+
+    report = audit.run(call, torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    print(json.dumps([held.object for held in report.held]))
+    """
+    expected = ["args[0]: Linear object", "args[1].weight: Parameter of shape (3, 3)"]
+    assert child(source, DYNAMO_CYCLEFIX="off") == expected
 
 
 def test_objects_may_be_given() -> None:

@@ -195,8 +195,10 @@ def describe(found: object) -> str:
 def things(value: object, label: str) -> Iterator[tuple[str, object]]:
     """The tensors, modules and other objects in what was handed to a call, each with a label.
 
-    Goes into lists, tuples, sets and dictionaries.
+    Goes into lists, tuples, sets, dictionaries and modules.
     """
+    torch: Any = sys.modules.get("torch")
+    module = getattr(getattr(torch, "nn", None), "Module", ())
     queue = collections.deque([(label, value)])
     seen: set[int] = set()
     while queue:
@@ -210,3 +212,7 @@ def things(value: object, label: str) -> Iterator[tuple[str, object]]:
             queue += [(f"{label}[{key!r}]", item) for key, item in value.items()]
         elif type(value) not in (int, float, complex, bool, str, bytes, type(None)):
             yield label, value
+        if issubclass(type(value), module):
+            # Its attributes, not its methods, which may be the user's.
+            parts: Any = [vars(value).get(name) for name in ("_parameters", "_buffers", "_modules")]
+            queue += [(f"{label}.{n}", part) for p in parts if p for n, part in p.items()]

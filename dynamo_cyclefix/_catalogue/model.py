@@ -28,6 +28,8 @@ class Target(NamedTuple):
         edits: what is changed in it, in this order.
         affected: the torch versions whose function makes the mistake (PEP 440).
         needs_source: whether nothing but the edits will do where the source is missing.
+        others: what else no longer keeps anything: attributes (a class, a name) and globals (no
+            class, a name); ``*`` is any name.
     """
 
     module: str
@@ -35,6 +37,7 @@ class Target(NamedTuple):
     edits: tuple[Edit, ...]
     affected: SpecifierSet
     needs_source: bool = False
+    others: tuple[Key, ...] = ()
 
     @property
     def outermost(self) -> str:
@@ -62,8 +65,6 @@ class Patch(NamedTuple):
         why: what the user loses without it.
         upstream: where PyTorch fixed or discusses it; empty where it has not.
         targets: the functions, in the order of the file.
-        holders: the attributes (a class, a name) and globals (no class, a name) that no longer keep
-            anything, beside the names that the edits speak of; ``*`` is any name.
     """
 
     id: str
@@ -71,7 +72,6 @@ class Patch(NamedTuple):
     why: str
     upstream: str
     targets: tuple[Target, ...]
-    holders: tuple[Key, ...] = ()
 
 
 def covering_patch(covered: Mapping[Key, str], key: Key) -> str | None:
@@ -155,7 +155,7 @@ class Catalogue(NamedTuple):
         covered: dict[Key, str] = {}
         for patch, target in self.targets():
             if is_affected(release, target.affected):
-                covered |= dict.fromkeys(patch.holders, patch.id)
+                covered |= dict.fromkeys(target.others, patch.id)
                 for function, name in target.holders():
                     covered[target.module, function, name] = patch.id
         return covered

@@ -145,6 +145,7 @@ def _patch(table: _Table) -> Patch:
             edits=tuple(map(_edit, entry.tables("edits"))),
             affected=entry.specifier("affected", default),
             needs_source=needs_source,
+            others=tuple(map(_key, entry.texts("holders", required=False))),
         )
         entry.finish()
         targets.append(target)
@@ -154,7 +155,6 @@ def _patch(table: _Table) -> Patch:
         why=table.text("why"),
         upstream=table.text("upstream", required=False),
         targets=tuple(targets),
-        holders=tuple(map(_key, table.texts("holders", required=False))),
     )
     table.finish()
     return patch
