@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dynamo_cyclefix._patching.session import activate, deactivate, status
 
 __all__ = ["CatalogueError", "PatchError", "activate", "deactivate", "status"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 class Finder:
