@@ -6,14 +6,18 @@ import inspect
 import json
 import re
 import sys
+import zipfile
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from packaging.version import Version
 
 import dynamo_cyclefix
-from dynamo_cyclefix import _json, _report
+from dynamo_cyclefix import _installed, _json, _report
+from dynamo_cyclefix._catalogue import toml
+from dynamo_cyclefix._catalogue.model import Catalogue
 from dynamo_cyclefix._commands import scan, sources, verify
 from dynamo_cyclefix._commands.main import main
 from dynamo_cyclefix._errors import CommandError
@@ -165,7 +169,7 @@ def names(*types: type) -> list[str]:
         ("status", names(status.Status, status.PatchStatus, status.TargetStatus)),
         ("verify", [*names(verify.Row, verify.Run), "problem", "table", "off", "on"]),
         ("scan", [*names(Finding), *scan._KINDS, "torch", "root", "counts", "findings"]),
-        ("sources", [*names(sources.Finding), "torch", "findings"]),
+        ("sources", [*names(sources.Finding), "torch", "findings", "new_places"]),
         ("measure", ["settings", "verdict", "summaries", *names(records.Run, records.Worker)]),
     ],
 )
@@ -182,3 +186,60 @@ def test_the_page_has_every_key_that_is_printed(
     assert keys.pop("schema") == _json.SCHEMA
     assert keys
     assert not [key for key in keys if f"`{key}`" not in section(command.split()[0])]
+
+
+# A release that is not installed
+
+
+def test_a_wheel_is_compared_with_a_record_that_ends_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = _installed.find()
+    wheel = tmp_path / "torch.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        # What has targets, or is scanned.
+        packages = "_dynamo", "_export", "_functorch", "_higher_order_ops", "_inductor", "fx"
+        for package in (*packages, "_subclasses", "export"):
+            for path in sorted((root / "torch" / package).rglob("*.py")):
+                archive.write(path, path.relative_to(root))
+        archive.write(root / "torch" / "version.py", "torch/version.py")
+    release = _installed.version(root).partition("+")[0]
+    whole = toml.load()
+
+    def told(catalogue: Catalogue) -> tuple[dict[str, str], list[str]]:
+        monkeypatch.setattr(toml, "load", lambda: catalogue)
+        assert main(["sources", str(wheel), "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        verdicts = {found["function"]: found["verdict"] for found in document["findings"]}
+        return verdicts, [place["function"] for place in document["new_places"]]
+
+    known, places = told(whole)
+    assert sources.NEW not in known.values()
+    assert not places
+    # For each function, the sources that an earlier release had.
+    before = {
+        function: {
+            digest: releases
+            for digest, releases in seen.items()
+            if any(Version(known) < Version(release) for known in releases)
+        }
+        for function, seen in whole.sources.items()
+    }
+    # A place that no patch is for, as in a release that adds one.
+    others = {i: patch for i, patch in whole.patches.items() if i != "fake-tensor-errors"}
+    cut, places = told(whole._replace(sources=before, patches=others))
+    assert places
+    new = {
+        function
+        for function, seen in whole.sources.items()
+        if any(release in seen[digest] for digest in seen.keys() - before[function].keys())
+    }
+    assert new & cut.keys()
+    assert cut == {f: sources.NEW if f in new else known[f] for f in cut}
+
+
+def test_what_is_no_wheel_is_said_to_be_none(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "torch.whl"
+    path.write_text("no archive")
+    assert main(["sources", str(path)]) == 2
+    assert "cannot be read as a wheel" in capsys.readouterr().err

@@ -1,15 +1,17 @@
 """The ``sources`` command: how a release's own functions compare with those seen before.
 
-Reads a release's files and imports nothing of it: a wheel unpacked into a directory will do.
+Reads a release's files and imports nothing of it: a wheel will do.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import tempfile
+import zipfile
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import CodeType
 
@@ -19,9 +21,11 @@ from dynamo_cyclefix import _installed, _json, _rewriting
 from dynamo_cyclefix._catalogue import gate as _gate
 from dynamo_cyclefix._catalogue import toml as _catalogue
 from dynamo_cyclefix._catalogue.model import Catalogue, Target
+from dynamo_cyclefix._commands.scan import catalogued
 from dynamo_cyclefix._errors import CatalogueError, CommandError, Refused
 from dynamo_cyclefix._installed import TorchNotFound
 from dynamo_cyclefix._patching.patcher import source_hash
+from dynamo_cyclefix._scanning.package import PACKAGES, ScanError, Verdict, scan_package
 
 SAME = "same source"
 NEW = "new source, recognised"
@@ -106,11 +110,20 @@ def record(path: Path, version: str, findings: list[Finding]) -> None:
     path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
+def new_places(root: Path, catalogue: Catalogue) -> list[Verdict]:
+    """What may hold an exception in this release, and no patch and no reason is for."""
+    patched, explained = catalogued(catalogue, _installed.version(root), catalogue.patches)
+    verdicts = scan_package(root, PACKAGES, patched=patched, explained=explained)
+    return [verdict for verdict in verdicts if verdict.verdict == "open"]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "--root", type=Path, help="directory that holds torch/ (default: the installed one)"
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "wheel", nargs="?", type=Path, help="a wheel of torch (default: the installed torch)"
     )
+    where.add_argument("--root", type=Path, help="directory that holds torch/")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument(
         "--record", action="store_true", help="add the release to patches/sources.json (a checkout)"
@@ -119,11 +132,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a verdict for each function; fail if an affected one is not recognised."""
+    if arguments.wheel is None:
+        return _run(arguments, arguments.root)
+    with tempfile.TemporaryDirectory(prefix="dynamo-cyclefix-") as folder:
+        try:
+            with zipfile.ZipFile(arguments.wheel) as wheel:
+                wheel.extractall(folder, [n for n in wheel.namelist() if n.endswith(".py")])
+        except (OSError, zipfile.BadZipFile) as error:
+            raise CommandError(f"{arguments.wheel} cannot be read as a wheel ({error})") from error
+        return _run(arguments, Path(folder))
+
+
+def _run(arguments: argparse.Namespace, root: Path | None) -> int:
     try:
-        root = arguments.root or _installed.find()
+        root = root or _installed.find()
         version = _installed.version(root)
-        findings = list(compare(root, _catalogue.load()))
-    except (TorchNotFound, CatalogueError, Refused) as error:
+        catalogue = _catalogue.load()
+        findings = list(compare(root, catalogue))
+        places = new_places(root, catalogue)
+    except (TorchNotFound, ScanError, CatalogueError, Refused) as error:
         raise CommandError(str(error)) from error
     if arguments.record:
         folder = _catalogue.directory()
@@ -131,12 +158,19 @@ def run(arguments: argparse.Namespace) -> int:
             raise CommandError("patches/ is not a directory")
         record(folder / "sources.json", version, findings)
     if arguments.json:
-        found = {"torch": version, "findings": [vars(f) for f in findings]}
+        found = {
+            "torch": version,
+            "findings": [vars(finding) for finding in findings],
+            "new_places": [asdict(place.finding) for place in places],
+        }
         print(_json.document(found, indent=1))
     else:
         print(f"torch {version}")
         for finding in findings:
             print(f"{finding.patch}  {finding.function}: {finding.verdict} ({finding.reason})")
+        for place in places:
+            found_at = f"{place.finding.file}:{place.finding.line}"
+            print(f"new place  {found_at} {place.finding.function} {place.finding.name}")
     unknown = [finding for finding in findings if finding.verdict == UNKNOWN]
     if unknown:
         raise CommandError(f"{len(unknown)} affected functions are not recognised", 1)
