@@ -725,6 +725,18 @@ def test_what_each_kind_covers(load: Load) -> None:
     assert works == [True, False, False, False]
 
 
+def test_where_a_statement_is_inserted_in_words(load: Load) -> None:
+    target = load(
+        '{ insert = "a = 1" }',
+        '{ insert = "a = 1", before = "b = 2" }',
+        '{ insert = "a = 1", after = "b = 2" }',
+    )
+    first, before, after = (edit.in_words() for edit in target.edits)
+    assert first == "add `a = 1` first"
+    assert before == "add `a = 1` before `b = 2`"
+    assert after == "add `a = 1` after `b = 2`"
+
+
 def test_insert_without_a_place_is_first_but_for_the_docstring(load: Load) -> None:
     source = """
         def f(seen):

@@ -163,6 +163,13 @@ def test_report() -> None:
     assert alone.stdout == REPRODUCTIONS["fake-tensor-errors"].read_text("utf-8")
 
 
+def test_report_without_a_reproduction() -> None:
+    done = upstream("self-referring-closures")
+    assert done.returncode == 0, done.stderr
+    assert "None: no script shows this alone on the newest release that was seen." in done.stdout
+    assert ", 2.15.0" in done.stdout  # which does have the mistake
+
+
 def test_unknown_patch_or_torch(tmp_path: Path) -> None:
     done = upstream("no-such-patch")
     assert done.returncode == 2

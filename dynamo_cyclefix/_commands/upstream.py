@@ -116,7 +116,8 @@ def _report(
     if reproduction:
         yield from ("```python", reproduction.rstrip("\n"), "```", "")
     else:
-        yield from ("None: the newest release that was seen does not have it.", "")
+        # Other holders may keep, in that release, all that this one does.
+        yield from ("None: no script shows this alone on the newest release that was seen.", "")
     yield from (f"## Where, and what to change (torch {release})", "")
     for site in sites:
         path = _path(root, site.module)

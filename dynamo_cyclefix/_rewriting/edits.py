@@ -331,9 +331,9 @@ class Insert(NamedTuple):
         return ()
 
     def in_words(self) -> str:
-        place = "before" if self.before else "after"
         anchor = " ".join((self.before or self.after).split())
-        return f"add `{self.statement}` {place} `{anchor}`"
+        place = f"{'before' if self.before else 'after'} `{anchor}`" if anchor else "first"
+        return f"add `{self.statement}` {place}"
 
     def apply(self, scope: Scope) -> bool:
         if self.before or self.after:
