@@ -1169,6 +1169,55 @@ def test_of_a_module_that_is_held_the_parts_are_not_listed() -> None:
     assert child(source, DYNAMO_CYCLEFIX="off") == expected
 
 
+@needs_torch
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        # Its parameters have no shape yet; nor has a nested tensor.
+        ("torch.nn.LazyLinear(3).weight", "UninitializedParameter object"),
+        ("torch.nn.LazyLinear(3)", "LazyLinear object"),
+        ("torch.nested.nested_tensor([torch.ones(2)])", "Tensor object"),
+        ("Listed()", "Listed object"),
+        ("Refusing()", "Refusing object"),
+    ],
+)
+def test_an_unusual_input_is_watched(value: str, expected: str) -> None:
+    source = f"""
+    import json, torch
+    from dynamo_cyclefix import audit
+
+    class Listed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            vars(self).update(_parameters=[], _buffers=torch.ones(2), _modules=3)
+
+    class Refusing(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(2, 2)
+            Refusing.__getattribute__ = lambda self, name: 1 / 0
+
+    def call(value):
+        ring = [value]
+        ring.append(ring)
+
+    report = audit.run(call, {value})
+    print(json.dumps([held.object for held in report.held]))
+    """
+    assert child(source, DYNAMO_CYCLEFIX="off") == [f"args[0]: {expected}"]
+
+
+@needs_torch
+def test_the_parts_of_a_scripted_module_that_the_user_has_are_not_held() -> None:
+    source = """
+    import json, torch
+    from dynamo_cyclefix import audit
+
+    model = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+    print(json.dumps([held.object for held in audit.run(lambda model: None, model).held]))
+    """
+    assert child(source, DYNAMO_CYCLEFIX="off") == []
+
+
 def test_objects_may_be_given() -> None:
     kept = Kept()
     with audit.watch(objects=[kept]) as watched:

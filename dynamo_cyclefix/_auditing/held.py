@@ -7,6 +7,7 @@ module.  The way from there to the object is looked for over everything that the
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
 import sys
 import types
@@ -187,7 +188,8 @@ def describe(found: object) -> str:
     torch: Any = sys.modules.get("torch")
     kind = type(found).__qualname__
     if torch is not None and issubclass(type(found), torch.Tensor):
-        with torch._C.DisableTorchFunctionSubclass():
+        # A lazy module's parameter, a nested tensor: not all have a shape.
+        with contextlib.suppress(Exception), torch._C.DisableTorchFunctionSubclass():
             return f"{kind} of shape {tuple(found.shape)}"  # type: ignore[attr-defined]
     return f"{kind} object"
 
@@ -214,5 +216,8 @@ def things(value: object, label: str) -> Iterator[tuple[str, object]]:
             yield label, value
         if issubclass(type(value), module):
             # Its attributes, not its methods, which may be the user's.
-            parts: Any = [vars(value).get(name) for name in ("_parameters", "_buffers", "_modules")]
-            queue += [(f"{label}.{n}", part) for p in parts if p for n, part in p.items()]
+            attributes = vars(module)["__dict__"].__get__(value)
+            for name in ("_parameters", "_buffers", "_modules"):
+                parts: Any = attributes.get(name)
+                if issubclass(type(parts), dict):  # TorchScript has views of what is in C++
+                    queue += [(f"{label}.{n}", part) for n, part in dict.items(parts)]
