@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import gc
 import sys
 import types
@@ -104,10 +105,17 @@ def ways_from_roots(watched: Sequence[object]) -> tuple[dict[int, Way], set[int]
 
 
 def _is_users(found: object) -> bool:
-    """Whether it is a thing that a user makes of torch's: a module or a tensor."""
+    """Whether it is a thing that a user makes of torch's or the standard library's.
+
+    A tensor, a module, a container; torch's own containers may be caches, but no tuple is one.
+    """
     torch: Any = sys.modules.get("torch")
-    kinds = (torch.Tensor, torch.nn.Module) if hasattr(torch, "nn") else ()
-    return issubclass(type(found), kinds)
+    kinds: list[type] = [tuple]
+    if words.owner_of(found) == "standard library":
+        kinds += [dict, collections.deque, functools.partial, types.SimpleNamespace]
+    elif hasattr(torch, "nn"):
+        kinds += [torch.Tensor, torch.nn.Module]
+    return issubclass(type(found), tuple(kinds))
 
 
 def _attributes(found: object) -> Mapping[str, object]:
