@@ -113,8 +113,13 @@ class Finder:
 
     def catch_up(self, executed: "Sequence[ModuleType]" = ()) -> None:
         """After modules were executed: patch them."""
-        if self.activation is not None:
-            self.activation.catch_up(executed)
+        import dynamo_cyclefix
+
+        # Another one may have been activated while they were.
+        active = dynamo_cyclefix._active
+        activation = (active and active.activation) or self.activation
+        if activation is not None:
+            activation.catch_up(executed)
 
 
 def patching_loader(loader: "Any", finder: Finder) -> "Any":

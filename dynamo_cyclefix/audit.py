@@ -197,6 +197,9 @@ def run(function: Callable[..., object], /, *args: Any, **kwargs: Any) -> Report
     not raised again: it is kept as text in `Report.raised`, dropped, and its cycles are then looked
     for. Other exceptions (`KeyboardInterrupt`, `SystemExit`) pass.
 
+    Hand over `*values`, not `*make()`: the interpreter keeps what it unpacks until the call ends,
+    so it would be said to be held by something that Python cannot see.
+
     Raises:
         RuntimeError: no collection could be run, see `watch`.
     """

@@ -1,10 +1,13 @@
 """`dynamo_cyclefix.audit`: what it reports, and that it leaves the process as it was."""
 
+import collections
 import contextlib
 import dataclasses
+import functools
 import gc
 import json
 import os
+import sched
 import subprocess
 import sys
 import textwrap
@@ -1147,8 +1150,26 @@ def test_what_the_user_still_refers_to_is_not_held() -> None:
         del globals()["kept_global"]
 
 
+@pytest.mark.parametrize(
+    "container",
+    [
+        lambda value: collections.OrderedDict(key=value),
+        lambda value: collections.deque([value]),
+        lambda value: functools.partial(print, value),
+        lambda value: types.SimpleNamespace(value=value),
+        lambda value: sched.Event(value, 0, 0, print, (), {}),
+    ],
+)
+def test_what_the_user_has_in_a_container_is_not_held(container: Callable[[Any], Any]) -> None:
+    kept: list[object] = []
+    report = audit.run(lambda value: kept.append(container(value)), Kept())
+    assert not report.held
+
+
 def test_an_input_that_dies_is_not_held() -> None:
-    assert not audit.run(lambda *values: None, Kept(), [Kept()], {"a": Kept()}).held
+    # Inside of an `assert`, pytest would keep them.
+    report = audit.run(lambda *values: None, Kept(), [Kept()], {"a": Kept()})
+    assert not report.held
 
 
 @needs_torch
@@ -1167,6 +1188,55 @@ def test_of_a_module_that_is_held_the_parts_are_not_listed() -> None:
     """
     expected = ["args[0]: Linear object", "args[1].weight: Parameter of shape (3, 3)"]
     assert child(source, DYNAMO_CYCLEFIX="off") == expected
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        # Its parameters have no shape yet; nor has a nested tensor.
+        ("torch.nn.LazyLinear(3).weight", "UninitializedParameter object"),
+        ("torch.nn.LazyLinear(3)", "LazyLinear object"),
+        ("torch.nested.nested_tensor([torch.ones(2)])", "Tensor object"),
+        ("Listed()", "Listed object"),
+        ("Refusing()", "Refusing object"),
+    ],
+)
+def test_an_unusual_input_is_watched(value: str, expected: str) -> None:
+    source = f"""
+    import json, torch
+    from dynamo_cyclefix import audit
+
+    class Listed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            vars(self).update(_parameters=[], _buffers=torch.ones(2), _modules=3)
+
+    class Refusing(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(2, 2)
+            Refusing.__getattribute__ = lambda self, name: 1 / 0
+
+    def call(value):
+        ring = [value]
+        ring.append(ring)
+
+    report = audit.run(call, {value})
+    print(json.dumps([held.object for held in report.held]))
+    """
+    assert child(source, DYNAMO_CYCLEFIX="off") == [f"args[0]: {expected}"]
+
+
+@needs_torch
+def test_the_parts_of_a_scripted_module_that_the_user_has_are_not_held() -> None:
+    source = """
+    import json, torch
+    from dynamo_cyclefix import audit
+
+    model = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+    print(json.dumps([held.object for held in audit.run(lambda model: None, model).held]))
+    """
+    assert child(source, DYNAMO_CYCLEFIX="off") == []
 
 
 def test_objects_may_be_given() -> None:

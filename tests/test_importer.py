@@ -306,6 +306,25 @@ def test_threads_that_activate_and_deactivate_at_once() -> None:
 
 
 @needs_torch
+def test_activated_anew_while_torch_is_imported() -> None:
+    result = report("""
+        import dynamo_cyclefix, torch._dynamo
+        module = "torch._inductor.pattern_matcher"
+        class Tool:
+            def find_spec(self, name, path=None, target=None):
+                if name.startswith("torch.") and module in sys.modules:
+                    sys.meta_path.remove(self)
+                    dynamo_cyclefix.activate(strict=True)
+        sys.meta_path.insert(0, Tool())
+        importlib.import_module(module)
+        # A status would catch up.
+        waiting = module in dynamo_cyclefix._active.activation.patcher().waiting
+        print(json.dumps([dynamo_cyclefix._active.strict, waiting, lines("WARNING")]))
+    """)
+    assert result == [True, False, []]
+
+
+@needs_torch
 def test_a_module_that_is_half_imported_is_left_until_it_is_whole() -> None:
     result = report("""
         import dynamo_cyclefix

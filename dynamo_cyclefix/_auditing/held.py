@@ -7,6 +7,8 @@ module.  The way from there to the object is looked for over everything that the
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
 import gc
 import sys
 import types
@@ -103,10 +105,17 @@ def ways_from_roots(watched: Sequence[object]) -> tuple[dict[int, Way], set[int]
 
 
 def _is_users(found: object) -> bool:
-    """Whether it is a thing that a user makes of torch's: a module or a tensor."""
+    """Whether it is a thing that a user makes of torch's or the standard library's.
+
+    A tensor, a module, a container; torch's own containers may be caches, but no tuple is one.
+    """
     torch: Any = sys.modules.get("torch")
-    kinds = (torch.Tensor, torch.nn.Module) if hasattr(torch, "nn") else ()
-    return issubclass(type(found), kinds)
+    kinds: list[type] = [tuple]
+    if words.owner_of(found) == "standard library":
+        kinds += [dict, collections.deque, functools.partial, types.SimpleNamespace]
+    elif hasattr(torch, "nn"):
+        kinds += [torch.Tensor, torch.nn.Module]
+    return issubclass(type(found), tuple(kinds))
 
 
 def _attributes(found: object) -> Mapping[str, object]:
@@ -187,7 +196,8 @@ def describe(found: object) -> str:
     torch: Any = sys.modules.get("torch")
     kind = type(found).__qualname__
     if torch is not None and issubclass(type(found), torch.Tensor):
-        with torch._C.DisableTorchFunctionSubclass():
+        # A lazy module's parameter, a nested tensor: not all have a shape.
+        with contextlib.suppress(Exception), torch._C.DisableTorchFunctionSubclass():
             return f"{kind} of shape {tuple(found.shape)}"  # type: ignore[attr-defined]
     return f"{kind} object"
 
@@ -214,5 +224,8 @@ def things(value: object, label: str) -> Iterator[tuple[str, object]]:
             yield label, value
         if issubclass(type(value), module):
             # Its attributes, not its methods, which may be the user's.
-            parts: Any = [vars(value).get(name) for name in ("_parameters", "_buffers", "_modules")]
-            queue += [(f"{label}.{n}", part) for p in parts if p for n, part in p.items()]
+            attributes = vars(module)["__dict__"].__get__(value)
+            for name in ("_parameters", "_buffers", "_modules"):
+                parts: Any = attributes.get(name)
+                if issubclass(type(parts), dict):  # TorchScript has views of what is in C++
+                    queue += [(f"{label}.{n}", part) for n, part in dict.items(parts)]
